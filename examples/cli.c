@@ -1,0 +1,795 @@
+// cli.c - the `mcp` command: manage, search, call and read MCP servers.
+//
+// Everything it knows of MCP comes through mcp.h; what it adds is a terminal:
+// options, colours of exit, progress, a question of trust, a small shell.
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "mcp.h"
+
+enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_CONFIG = 3, EXIT_AUTH = 4,
+       EXIT_INTERRUPTED = 130 };
+enum { MAX_LINES = 2000, MAX_BYTES = 50 << 10, MAX_INPUT = 64 << 20,
+       MAX_WORDS = 4096, MAX_HISTORY = 100, MAX_TYPED = 64 << 10 };
+
+typedef struct cli {
+    bool json, cached, verbose, full;
+    bool out_tty, err_tty;       // is it a terminal?
+    bool progress;               // a progress line stands on stderr
+    bool trusted_now;            // the user said yes: remember it
+    const char *config_dir, *session, *ca_file;
+    int timeout_ms;
+    mcp *m;
+} cli;
+
+static mcp *the_handle;          // for the signal handler
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig) {
+    (void)sig;
+    interrupted = 1;
+    if (the_handle) mcp_cancel(the_handle);
+}
+
+// The first Ctrl-C cancels what runs; a second one ends us at once.
+static void catch_interrupt(void) {
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_interrupt;
+    sa.sa_flags = (int)SA_RESETHAND;
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
+
+//=============================================================================
+// MARK: - Output
+//
+// What a server says must not move the cursor, set a title or hide text: on a
+// terminal control characters and bidi controls are left out.
+//=============================================================================
+
+// Length of a sequence at s that a terminal must not see, or 0.
+static size_t unsafe(const unsigned char *s, size_t n) {
+    if (s[0] == '\n' || s[0] == '\t') return 0;
+    if (s[0] < 0x20 || s[0] == 0x7F) return 1;
+    if (n > 1 && s[0] == 0xC2 && s[1] >= 0x80 && s[1] <= 0x9F) return 2;
+    if (n > 2 && s[0] == 0xE2 && s[1] == 0x80 && s[2] >= 0xAA && s[2] <= 0xAE)
+        return 3;  // U+202A..202E
+    if (n > 2 && s[0] == 0xE2 && s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9)
+        return 3;  // U+2066..2069
+    return 0;
+}
+
+static void put_safe(FILE *f, const char *text, size_t n) {
+    const unsigned char *s = (const unsigned char *)text;
+    size_t from = 0, bad;
+    for (size_t i = 0; i < n; i++) {
+        if (!(bad = unsafe(s + i, n - i))) continue;
+        fwrite(text + from, 1, i - from, f);
+        i += bad - 1;
+        from = i + 1;
+    }
+    fwrite(text + from, 1, n - from, f);
+}
+
+// How much of the text a terminal gets: whole lines within both bounds.
+static size_t bounded(const char *text, size_t n) {
+    size_t lines = 0, end = 0;
+    for (size_t i = 0; i < n && i < MAX_BYTES && lines < MAX_LINES; i++) {
+        if (text[i] != '\n') continue;
+        lines++;
+        end = i + 1;
+    }
+    if (n <= MAX_BYTES && lines < MAX_LINES) return n;
+    return end ? end : MAX_BYTES;
+}
+
+static void put_text(const cli *c, const char *text) {
+    size_t n = strlen(text), show = n;
+    if (!c->out_tty) {
+        fwrite(text, 1, n, stdout);
+    } else {
+        if (!c->full) show = bounded(text, n);
+        put_safe(stdout, text, show);
+    }
+    if (n && text[show - 1] != '\n') putchar('\n');
+    fflush(stdout);
+    if (show < n)
+        fprintf(stderr, "mcp: %zu more bytes not shown; --full or a pipe "
+                        "shows everything\n", n - show);
+}
+
+static void clear_progress(cli *c) {
+    if (c->progress) fputs("\r\033[K", stderr);
+    c->progress = false;
+}
+
+static void show_progress(cli *c, const mcp_event *ev) {
+    if (!c->err_tty) return;
+    fputs("\r\033[K", stderr);
+    if (ev->total > 0)
+        fprintf(stderr, "%s %.0f%% ", ev->server,
+                100 * ev->progress / ev->total);
+    else
+        fprintf(stderr, "%s %g ", ev->server, ev->progress);
+    fprintf(stderr, "%.*s", ev->text.len < 60 ? (int)ev->text.len : 60,
+            ev->text.ptr);
+    c->progress = true;
+    fflush(stderr);
+}
+
+static void on_event(void *user, const mcp_event *ev) {
+    cli *c = user;
+    const char *arrow = ev->outgoing ? "->" : "<-";
+    switch (ev->type) {
+    case MCP_EV_PROGRESS:
+        show_progress(c, ev);
+        return;
+    case MCP_EV_WARNING:
+        clear_progress(c);
+        fprintf(stderr, "mcp: %s%s%.*s\n", ev->server, *ev->server ? ": " : "",
+                MCP_ARG(ev->text));
+        return;
+    case MCP_EV_TRACE:
+        clear_progress(c);
+        fprintf(stderr, "%s %s %.*s\n", ev->server, arrow, MCP_ARG(ev->text));
+        return;
+    case MCP_EV_LOG:
+    case MCP_EV_STATE:
+    case MCP_EV_CHANGED:
+        if (!c->verbose) return;
+        clear_progress(c);
+        fprintf(stderr, "%s: %.*s\n", ev->server, MCP_ARG(ev->text));
+        return;
+    case MCP_EV_DONE:
+        return;
+    }
+}
+
+static int exit_of(mcp_code code) {
+    switch (code) {
+    case MCP_OK: return 0;
+    case MCP_MISUSE: return EXIT_USAGE;
+    case MCP_CONFIGURATION_INVALID: return EXIT_CONFIG;
+    case MCP_AUTHENTICATION_REQUIRED: return EXIT_AUTH;
+    case MCP_CANCELLED: return EXIT_INTERRUPTED;
+    default: return EXIT_FAILED;
+    }
+}
+
+static void error_json(const mcp_error *e) {
+    mcp_writer *w = mcp_w_new(NULL);
+    const char *text;
+    mcp_w_object(w);
+    mcp_w_key(w, "error");
+    mcp_w_object(w);
+    mcp_w_key(w, "code"), mcp_w_string(w, mcp_code_name(e->code));
+    if (*e->server) mcp_w_key(w, "server"), mcp_w_string(w, e->server);
+    mcp_w_key(w, "message"), mcp_w_string(w, e->message);
+    mcp_w_key(w, "hint"), mcp_w_string(w, e->hint);
+    mcp_w_key(w, "detail"), mcp_w_string(w, e->detail);
+    if (e->rpc_code) mcp_w_key(w, "rpcCode"), mcp_w_integer(w, e->rpc_code);
+    if (e->http_status)
+        mcp_w_key(w, "httpStatus"), mcp_w_integer(w, e->http_status);
+    if (e->exit_status >= 0)
+        mcp_w_key(w, "exitStatus"), mcp_w_integer(w, e->exit_status);
+    mcp_w_end(w);
+    mcp_w_end(w);
+    text = mcp_w_text(w);
+    puts(text ? text : "{\"error\":{\"code\":\"out_of_memory\"}}");
+    mcp_w_free(w);
+}
+
+// Say why, with what the user needs and the model never sees: the detail.
+static int failed(cli *c, mcp_code code) {
+    const mcp_error *e = mcp_last_error(c->m);
+    clear_progress(c);
+    if (c->json) error_json(e);
+    fprintf(stderr, "mcp: %s%s[%s] %s\n", e->server, *e->server ? ": " : "",
+            mcp_code_name(code), e->message);
+    if (*e->detail) {
+        put_safe(stderr, e->detail, strlen(e->detail));
+        fputc('\n', stderr);
+    }
+    if (*e->hint) fprintf(stderr, "%s\n", e->hint);
+    return interrupted ? EXIT_INTERRUPTED : exit_of(code);
+}
+
+// A finished command: its text, or its JSON for --json.
+static int show(cli *c, mcp_code code, const mcp_result *r) {
+    clear_progress(c);
+    if (code != MCP_OK) return failed(c, code);
+    if (c->json) {
+        mcp_str raw = mcp_raw(mcp_root(r));
+        fwrite(raw.ptr, 1, raw.len, stdout);
+        putchar('\n');
+        fflush(stdout);
+    } else if (*mcp_text(r)) {
+        put_text(c, mcp_text(r));
+    }
+    if (fflush(stdout) || ferror(stdout)) {
+        fprintf(stderr, "mcp: cannot write the result: %s\n", strerror(errno));
+        return EXIT_FAILED;
+    }
+    return mcp_is_error(r) ? EXIT_FAILED : 0;
+}
+
+//=============================================================================
+// MARK: - Files
+//=============================================================================
+
+// All of a stream, NUL-terminated; NULL: too much, or no memory.
+static char *read_all(int fd, size_t max, size_t *len) {
+    size_t cap = 4096, n = 0;
+    char *text = malloc(cap + 1), *more;
+    ssize_t k;
+
+    while (text && (k = read(fd, text + n, cap - n)) != 0) {
+        if (k < 0 && errno == EINTR && !interrupted) continue;
+        if (k < 0 || (n += (size_t)k) > max) break;
+        if (n < cap) continue;
+        more = realloc(text, (cap *= 2) + 1);
+        if (!more) break;
+        text = more;
+    }
+    if (!text || n > max || (n && n == cap)) return free(text), NULL;
+    text[n] = 0;
+    *len = n;
+    return text;
+}
+
+static int load_session(cli *c) {
+    int fd = open(c->session, O_RDONLY | O_CLOEXEC), rc = 0;
+    size_t n;
+    char *text;
+    mcp_result *r = NULL;
+
+    if (fd < 0 && errno == ENOENT) return 0;  // a new one
+    text = fd < 0 ? NULL : read_all(fd, 4 << 20, &n);
+    if (fd >= 0) close(fd);
+    if (!text) {
+        fprintf(stderr, "mcp: cannot read the session file %s\n", c->session);
+        return EXIT_FAILED;
+    }
+    if (mcp_restore(c->m, text, &r) != MCP_OK)
+        rc = failed(c, mcp_last_error(c->m)->code);
+    else if (*mcp_text(r))
+        fprintf(stderr, "mcp: %s\n", mcp_text(r));
+    mcp_free(r);
+    free(text);
+    return rc;
+}
+
+static bool write_file(const char *path, const char *text) {
+    size_t n = strlen(text), size = strlen(path) + 16;
+    char *temp = malloc(size);
+    bool ok;
+    int fd;
+
+    if (!temp) return false;
+    snprintf(temp, size, "%s.XXXXXX", path);
+    fd = mkstemp(temp);  // 0600
+    ok = fd >= 0 && write(fd, text, n) == (ssize_t)n;
+    if (fd >= 0 && close(fd)) ok = false;
+    if (ok && rename(temp, path)) ok = false;
+    if (!ok && fd >= 0) unlink(temp);
+    free(temp);
+    return ok;
+}
+
+static int save_session(cli *c) {
+    mcp_result *r = NULL;
+    bool ok = mcp_snapshot(c->m, &r) == MCP_OK &&
+              write_file(c->session, mcp_text(r));
+    if (!ok)
+        fprintf(stderr, "mcp: cannot write the session file %s\n", c->session);
+    mcp_free(r);
+    return ok ? 0 : EXIT_FAILED;
+}
+
+//=============================================================================
+// MARK: - Trust
+//
+// A project's .mcp.json names programs to run. On a terminal the user sees
+// them and is asked once; elsewhere the file stays unread.
+//=============================================================================
+
+static void list_commands(const char *servers) {
+    mcp_result *r = NULL;
+    if (mcp_parse(NULL, servers, strlen(servers), &r)) return;
+    for (mcp_json s = mcp_first(mcp_get(mcp_root(r), "mcpServers"));
+         mcp_exists(s); s = mcp_next(s)) {
+        const char *url = mcp_string(mcp_get(s, "url"), "");
+        fputs("    ", stderr);
+        put_safe(stderr, mcp_key(s), strlen(mcp_key(s)));
+        fputs(": ", stderr);
+        if (*url) {
+            put_safe(stderr, url, strcspn(url, "?"));
+        } else {
+            const char *command = mcp_string(mcp_get(s, "command"), "?");
+            put_safe(stderr, command, strlen(command));
+            for (mcp_json a = mcp_first(mcp_get(s, "args")); mcp_exists(a);
+                 a = mcp_next(a)) {
+                fputc(' ', stderr);
+                put_safe(stderr, mcp_string(a, "?"), strlen(mcp_string(a, "")));
+            }
+        }
+        fputc('\n', stderr);
+    }
+    mcp_free(r);
+}
+
+static bool on_trust(void *user, const char *path, const char *servers) {
+    cli *c = user;
+    char line[16] = "";
+
+    if (!isatty(STDIN_FILENO) || !c->err_tty) {
+        fprintf(stderr, "mcp: %s is not trusted and was left out; "
+                        "`mcp trust` accepts it\n", path);
+        return false;
+    }
+    fprintf(stderr, "The project file %s would run or contact:\n", path);
+    list_commands(servers);
+    fputs("Trust it from now on? [y/N] ", stderr);
+    if (!fgets(line, sizeof line, stdin)) line[0] = 0;
+    c->trusted_now = line[0] == 'y' || line[0] == 'Y';
+    return c->trusted_now;
+}
+
+static void remember_trust(cli *c) {
+    static const char *const words[] = {"trust"};
+    mcp_result *r = NULL;
+    if (!c->trusted_now) return;
+    c->trusted_now = false;
+    if (mcp_command_argv(c->m, 1, words, &r))
+        fprintf(stderr, "mcp: the answer could not be stored: %s\n",
+                mcp_errmsg(c->m));
+    mcp_free(r);
+}
+
+//=============================================================================
+// MARK: - Line editor
+//
+// Just what a line needs: cursor keys, home and end, word and line deletion,
+// history. When input is no terminal, lines are read as they come.
+//=============================================================================
+
+typedef struct editor {
+    char *history[MAX_HISTORY];
+    int count, at;
+    char line[MAX_TYPED];
+    size_t n, pos;
+    const char *prompt;
+} editor;
+
+static size_t back(const char *s, size_t pos) {
+    do pos--;
+    while (pos && ((unsigned char)s[pos] & 0xC0) == 0x80);
+    return pos;
+}
+
+static size_t forward(const char *s, size_t n, size_t pos) {
+    do pos++;
+    while (pos < n && ((unsigned char)s[pos] & 0xC0) == 0x80);
+    return pos;
+}
+
+static void redraw(const editor *e) {
+    size_t right = 0;
+    for (size_t i = e->pos; i < e->n; i++)
+        right += ((unsigned char)e->line[i] & 0xC0) != 0x80;
+    printf("\r\033[K%s%.*s", e->prompt, (int)e->n, e->line);
+    if (right) printf("\033[%zuD", right);
+    fflush(stdout);
+}
+
+static void insert(editor *e, char ch) {
+    if (e->n + 1 >= sizeof e->line) return;
+    memmove(e->line + e->pos + 1, e->line + e->pos, e->n - e->pos);
+    e->line[e->pos++] = ch;
+    e->n++;
+}
+
+static void erase(editor *e, size_t from, size_t to) {
+    memmove(e->line + from, e->line + to, e->n - to);
+    e->n -= to - from;
+    e->pos = from;
+}
+
+static void recall(editor *e, int step) {
+    int at = e->at + step;
+    if (at < 0 || at > e->count) return;
+    e->at = at;
+    e->n = 0;
+    if (at < e->count) {
+        e->n = strlen(e->history[at]);
+        memcpy(e->line, e->history[at], e->n);
+    }
+    e->pos = e->n;
+}
+
+static void escape_key(editor *e) {
+    char seq[3] = "";
+    if (read(STDIN_FILENO, seq, 1) != 1 || (seq[0] != '[' && seq[0] != 'O'))
+        return;
+    if (read(STDIN_FILENO, seq + 1, 1) != 1) return;
+    switch (seq[1]) {
+    case 'A': recall(e, -1); break;
+    case 'B': recall(e, 1); break;
+    case 'C':
+        if (e->pos < e->n) e->pos = forward(e->line, e->n, e->pos);
+        break;
+    case 'D': if (e->pos) e->pos = back(e->line, e->pos); break;
+    case 'H': e->pos = 0; break;
+    case 'F': e->pos = e->n; break;
+    case '3':  // delete
+        if (read(STDIN_FILENO, seq + 2, 1) == 1 && e->pos < e->n)
+            erase(e, e->pos, forward(e->line, e->n, e->pos));
+        break;
+    default: break;
+    }
+}
+
+// False: the line is finished (or *end: no more lines will come).
+static bool key(editor *e, char ch, bool *end) {
+    size_t from = e->pos;
+    switch (ch) {
+    case '\r': case '\n': return false;
+    case 1: e->pos = 0; break;                           // Ctrl-A
+    case 5: e->pos = e->n; break;                        // Ctrl-E
+    case 3: e->n = e->pos = 0; return false;             // Ctrl-C
+    case 4:                                              // Ctrl-D
+        if (!e->n) return *end = true, false;
+        if (e->pos < e->n) erase(e, e->pos, forward(e->line, e->n, e->pos));
+        break;
+    case 8: case 127:                                    // backspace
+        if (e->pos) erase(e, back(e->line, e->pos), e->pos);
+        break;
+    case 11: e->n = e->pos; break;                       // Ctrl-K
+    case 21: erase(e, 0, e->pos); break;                 // Ctrl-U
+    case 23:                                             // Ctrl-W
+        while (from && e->line[from - 1] == ' ') from--;
+        while (from && e->line[from - 1] != ' ') from--;
+        erase(e, from, e->pos);
+        break;
+    case 27: escape_key(e); break;
+    default: if ((unsigned char)ch >= 0x20) insert(e, ch); break;
+    }
+    return true;
+}
+
+static void remember_line(editor *e) {
+    char *copy;
+    if (!e->n || (e->count &&
+                  strcmp(e->history[e->count - 1], e->line) == 0))
+        return;
+    if (!(copy = malloc(e->n + 1))) return;
+    memcpy(copy, e->line, e->n + 1);
+    if (e->count == MAX_HISTORY) {
+        free(e->history[0]);
+        memmove(e->history, e->history + 1,
+                (MAX_HISTORY - 1) * sizeof *e->history);
+        e->count--;
+    }
+    e->history[e->count++] = copy;
+}
+
+// The next line in e->line, NUL-terminated. False: there are no more.
+static bool edit_line(editor *e) {
+    struct termios was, raw;
+    bool end = false;
+    char ch;
+
+    e->n = e->pos = 0;
+    e->at = e->count;
+    if (tcgetattr(STDIN_FILENO, &was)) return false;
+    raw = was;
+    raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO | ISIG);
+    raw.c_cc[VMIN] = 1;
+    raw.c_cc[VTIME] = 0;
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+    do {
+        redraw(e);
+        if (read(STDIN_FILENO, &ch, 1) != 1) {
+            end = true;
+            break;
+        }
+    } while (key(e, ch, &end));
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &was);
+    putchar('\n');
+    e->line[e->n] = 0;
+    remember_line(e);
+    return !end;
+}
+
+static bool next_line(editor *e, bool terminal) {
+    if (terminal) return edit_line(e);
+    if (!fgets(e->line, sizeof e->line, stdin)) return false;
+    e->line[strcspn(e->line, "\r\n")] = 0;
+    return true;
+}
+
+//=============================================================================
+// MARK: - Shell
+//=============================================================================
+
+static const char shell_help[] =
+    "  /mcp COMMAND...        any command: /mcp status, /mcp help\n"
+    "  mcp_tools {JSON}       what a model would send: {\"query\":\"...\"}\n"
+    "  NATIVE_NAME {JSON}     call an active tool by its name for the model\n"
+    "  definitions            the tools a model would be given now\n"
+    "  quit                   leave (Ctrl-D too)\n";
+
+static int shell_line(cli *c, char *line) {
+    char *rest = line + strspn(line, " \t");
+    size_t word = strcspn(rest, " \t");
+    mcp_result *r = NULL;
+    mcp_code rc;
+    int status;
+
+    if (!*rest) return 0;
+    if (word == 4 && strncmp(rest, "help", 4) == 0)
+        return fputs(shell_help, stdout), 0;
+    if (word == 4 && strncmp(rest, "/mcp", 4) == 0) {
+        rc = mcp_command(c->m, rest + word, &r);
+    } else if (strcmp(rest, "definitions") == 0) {
+        rc = mcp_definitions(c->m, MCP_SHAPE_MCP, &r);
+    } else {
+        char *args = rest + word;
+        if (*args) *args++ = 0;
+        args += strspn(args, " \t");
+        rc = mcp_dispatch(c->m, rest, *args ? args : NULL, &r);
+        if (rc != MCP_OK && r) {  // a failure is a result here: show it
+            put_text(c, mcp_text(r));
+            mcp_free(r);
+            return EXIT_FAILED;
+        }
+    }
+    status = show(c, rc, r);
+    mcp_free(r);
+    return status;
+}
+
+static int shell(cli *c) {
+    static editor e;
+    bool terminal = isatty(STDIN_FILENO) && c->out_tty;
+    int status = 0;
+
+    e.prompt = "mcp> ";
+    if (terminal) puts("Type help for help, Ctrl-D to leave.");
+    while (next_line(&e, terminal)) {
+        const char *word = e.line + strspn(e.line, " \t");
+        if (strcmp(word, "quit") == 0 || strcmp(word, "exit") == 0) break;
+        interrupted = 0;
+        catch_interrupt();
+        status = shell_line(c, e.line);
+    }
+    for (int i = 0; i < e.count; i++) free(e.history[i]);
+    return status;
+}
+
+//=============================================================================
+// MARK: - Main
+//=============================================================================
+
+static const char usage[] =
+    "usage: mcp [options] [command]\n"
+    "\n"
+    "Options, anywhere before a lone --:\n"
+    "  --json             print JSON\n"
+    "  --config-dir DIR   the directory of mcp.json\n"
+    "  --timeout TIME     deadline of each request: 500ms, 30s, or a number\n"
+    "                     of milliseconds\n"
+    "  --cached           never connect; use what is cached\n"
+    "  --session FILE     keep activated tools in FILE between commands\n"
+    "  --ca-file FILE     trust these certificate authorities (PEM)\n"
+    "  --full             no bounds on what a terminal shows\n"
+    "  --verbose          show the messages on the wire, the servers' logs\n"
+    "  --help, --version\n"
+    "\n";
+
+static const char more[] =
+    "\n"
+    "  shell              type /mcp commands and tool calls by hand\n"
+    "  version            print the version\n"
+    "\n"
+    "Exit status: 0 done, 1 failed or the tool reported an error, 2 usage,\n"
+    "3 configuration, 4 authentication required, 130 interrupted.\n";
+
+static int bad_usage(const char *what, const char *word) {
+    fprintf(stderr, "mcp: %s%s%s\nRun mcp --help for the options.\n", what,
+            word ? " " : "", word ? word : "");
+    return EXIT_USAGE;
+}
+
+// "500", "500ms", "30s" in milliseconds; 0: none of them.
+static int time_of(const char *s) {
+    char *end;
+    long n;
+    if (!isdigit((unsigned char)*s)) return 0;
+    errno = 0;
+    n = strtol(s, &end, 10);
+    if (errno || n > 600000) return 0;
+    if (strcmp(end, "s") == 0) n = n <= 600 ? n * 1000 : 0;
+    else if (*end && strcmp(end, "ms") != 0) return 0;
+    return n >= 1 && n <= 600000 ? (int)n : 0;
+}
+
+typedef struct option {
+    const char *name;
+    enum { OPT_JSON, OPT_CONFIG, OPT_TIME, OPT_CACHED, OPT_SESSION, OPT_CA,
+           OPT_FULL, OPT_VERBOSE } is;
+    bool value;
+} option;
+
+static const option options[] = {
+    {"--json", OPT_JSON, false},        {"--config-dir", OPT_CONFIG, true},
+    {"--timeout", OPT_TIME, true},      {"--cached", OPT_CACHED, false},
+    {"--session", OPT_SESSION, true},   {"--ca-file", OPT_CA, true},
+    {"--full", OPT_FULL, false},        {"--verbose", OPT_VERBOSE, false},
+};
+
+static int set_option(cli *c, const option *o, const char *value) {
+    switch (o->is) {
+    case OPT_JSON: c->json = true; break;
+    case OPT_CONFIG: c->config_dir = value; break;
+    case OPT_CACHED: c->cached = true; break;
+    case OPT_SESSION: c->session = value; break;
+    case OPT_CA: c->ca_file = value; break;
+    case OPT_FULL: c->full = true; break;
+    case OPT_VERBOSE: c->verbose = true; break;
+    case OPT_TIME:
+        if (!(c->timeout_ms = time_of(value)))
+            return bad_usage("--timeout needs a time such as 500ms or 30s",
+                             NULL);
+        break;
+    }
+    return 0;
+}
+
+// Take our options out of argv; what is left is the command. The value of an
+// option may follow it or stand behind '='.
+static int take_options(cli *c, int *argc, const char **argv) {
+    int n = 0, rc;
+    for (int i = 1; i < *argc; i++) {
+        const option *o = NULL;
+        size_t len = strcspn(argv[i], "=");
+        if (strcmp(argv[i], "--") == 0) {
+            while (i < *argc) argv[n++] = argv[i++];
+            break;
+        }
+        for (size_t k = 0; k < sizeof options / sizeof *options; k++)
+            if (strlen(options[k].name) == len &&
+                strncmp(options[k].name, argv[i], len) == 0)
+                o = &options[k];
+        if (!o) {
+            argv[n++] = argv[i];
+        } else if (!o->value) {
+            if (argv[i][len]) return bad_usage("no value belongs to", o->name);
+            set_option(c, o, NULL);
+        } else {
+            const char *value = argv[i][len] ? argv[i] + len + 1 : argv[++i];
+            if (!value || !*value)
+                return bad_usage("a value is missing after", o->name);
+            if ((rc = set_option(c, o, value))) return rc;
+        }
+    }
+    argv[*argc = n] = NULL;
+    return 0;
+}
+
+static int help(cli *c) {
+    static const char *const words[] = {"help"};
+    mcp_result *r = NULL;
+    mcp_code rc = mcp_command_argv(c->m, 1, words, &r);
+    if (rc != MCP_OK) return failed(c, rc);
+    fputs(usage, stdout);
+    fputs(mcp_text(r), stdout);
+    fputs(more, stdout);
+    mcp_free(r);
+    return 0;
+}
+
+static int run_command(cli *c, int argc, const char **argv) {
+    mcp_result *r = NULL;
+    char *input = NULL;
+    size_t n;
+    mcp_code rc;
+    int status;
+
+    if (argc > 1 && strcmp(argv[0], "call") == 0 &&
+        strcmp(argv[argc - 1], "-") == 0) {
+        input = read_all(STDIN_FILENO, MAX_INPUT, &n);
+        if (!input || strlen(input) != n)
+            return free(input), bad_usage("standard input is no JSON text of "
+                                          "at most 64 MiB", NULL);
+        argv[argc - 1] = input;
+    }
+    rc = mcp_command_argv(c->m, argc, argv, &r);
+    status = show(c, rc, r);
+    mcp_free(r);
+    free(input);
+    return status;
+}
+
+// Commands that need no configuration, so a broken file cannot stop them.
+static bool needs_no_files(const char *word) {
+    return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 ||
+           strcmp(word, "-h") == 0;
+}
+
+static int run(cli *c, int argc, const char **argv) {
+    const char *word = argc ? argv[0] : "";
+    int status = 0;
+    mcp_code rc;
+
+    if (needs_no_files(word) && argc == 1) return help(c);
+    if ((rc = mcp_load(c->m, NULL)) != MCP_OK) return failed(c, rc);
+    remember_trust(c);
+    if (c->session && (status = load_session(c))) return status;
+    if (strcmp(word, "shell") == 0) {
+        if (argc > 1) return bad_usage("shell takes no arguments", NULL);
+        status = shell(c);
+    } else {
+        status = run_command(c, argc, argv);
+    }
+    if (c->session && !interrupted) {
+        int saved = save_session(c);
+        if (!status) status = saved;
+    }
+    return status;
+}
+
+static int open_handle(cli *c) {
+    mcp_options opt;
+    mcp_code rc;
+
+    memset(&opt, 0, sizeof opt);
+    opt.config_dir = c->config_dir;
+    opt.ca_file = c->ca_file;
+    opt.command_prefix = "mcp ";
+    opt.timeout_ms = c->timeout_ms;
+    opt.cached_only = c->cached;
+    opt.trace = c->verbose;
+    opt.on_event = on_event;
+    opt.trust = on_trust;
+    opt.user = c;
+    rc = mcp_open(&c->m, &opt);
+    if (rc == MCP_OK) return 0;
+    fprintf(stderr, "mcp: cannot start: %s\n", mcp_code_name(rc));
+    return exit_of(rc);
+}
+
+int main(int argc, char **argv) {
+    const char *words[MAX_WORDS + 1];
+    cli c;
+    int rc;
+
+    memset(&c, 0, sizeof c);
+    c.out_tty = isatty(STDOUT_FILENO);
+    c.err_tty = isatty(STDERR_FILENO);
+    if (argc > MAX_WORDS) return bad_usage("too many arguments", NULL);
+    for (int i = 0; i <= argc; i++) words[i] = argv[i];
+    if ((rc = take_options(&c, &argc, words))) return rc;
+    if (argc && (strcmp(words[0], "--version") == 0 ||
+                 strcmp(words[0], "version") == 0))
+        return printf(c.json ? "{\"version\":\"%s\"}\n" : "mcp %s\n",
+                      mcp_version()), 0;
+    if ((rc = open_handle(&c))) return rc;
+    the_handle = c.m;
+    catch_interrupt();
+    rc = run(&c, argc, words);
+    clear_progress(&c);
+    fflush(stdout);  // the result is out before the servers are shut down
+    the_handle = NULL;
+    mcp_close(c.m);
+    return rc;
+}
