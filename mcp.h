@@ -358,11 +358,13 @@ typedef enum mcp_shape {
 
 // The array of tools to send. Never connects. mcp_text() is the JSON.
 MCP_API mcp_code mcp_definitions(mcp *m, mcp_shape shape, mcp_result **out);
-// Text for the system prompt: one line a server, how to use mcp_tools.
+// Text for the system prompt: one line a server, how to use mcp_tools. Empty
+// without a server, or without mcp_tools.
 MCP_API mcp_code mcp_instructions(mcp *m, mcp_result **out);
 // Run mcp_tools or an active tool by its native name. `args` is a JSON object.
 // Always yields a result, but for misuse and memory: a failure is its text,
-// mcp_is_error() is true, and the code says which.
+// mcp_is_error() is true, and the code says which. The text is bounded (2,000
+// lines, 50 KiB); if it is cut, it names a private file with the whole result.
 MCP_API mcp_code mcp_dispatch(mcp *m, const char *name, const char *args,
                               mcp_result **out);
 // The tool result message for `r` as JSON, in the shape of that API. `call_id`
@@ -379,7 +381,7 @@ MCP_API mcp_code mcp_restore(mcp *m, const char *snapshot, mcp_result **out);
 //=============================================================================
 
 typedef enum mcp_kind {
-    MCP_ALL = 0,
+    MCP_ALL = 0,        // tools, resources and templates
     MCP_TOOLS = 1,
     MCP_RESOURCES = 2,  // a search for these finds templates too
     MCP_TEMPLATES = 3,
@@ -388,9 +390,13 @@ typedef enum mcp_kind {
 
 // Best matches: {"candidates":[{"kind","server","name",...}],"failed":[...]}.
 // `server` NULL: all. `limit` 1 to 50; 0: 5. Uses caches, connects where none.
+// A server that could not be asked is in "failed"; if nothing but failures
+// came of it, mcp_is_error() is true.
 MCP_API mcp_code mcp_search(mcp *m, const char *query, mcp_kind kind,
                             const char *server, int limit, mcp_result **out);
-// Activate tools: `names` is a JSON array of exact "server.tool" names.
+// Activate tools: `names` is a JSON array of exact "server.tool" names. The
+// outcome of each: {"tools":[{"id","state","name","reason",...}]}, state is
+// loaded, active (before already) or failed. mcp_is_error(): none is usable.
 MCP_API mcp_code mcp_activate(mcp *m, const char *names, mcp_result **out);
 // Run "server.tool". `args` is a JSON object, or NULL for none. Never sent
 // twice. A tool that reports its own failure is MCP_OK: see mcp_is_error().
@@ -403,7 +409,7 @@ MCP_API mcp_code mcp_read(mcp *m, const char *server, const char *uri,
 MCP_API mcp_code mcp_complete(mcp *m, const char *server, const char *uri,
                               const char *name, const char *value,
                               const char *known, mcp_result **out);
-// The whole catalog of a kind, as the server describes it.
+// The whole catalog of a kind as an array, as the server describes it.
 MCP_API mcp_code mcp_list(mcp *m, const char *server, mcp_kind kind,
                           mcp_result **out);
 // Get a prompt; `args` is a JSON object of strings, or NULL.

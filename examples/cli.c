@@ -193,6 +193,12 @@ static int failed(cli *c, mcp_code code) {
     const mcp_error *e = mcp_last_error(c->m);
     clear_progress(c);
     if (c->json) error_json(e);
+    if (code == MCP_MISUSE && *e->detail) {  // a mistake in what was typed
+        fputs("mcp: ", stderr);
+        put_safe(stderr, e->detail, strlen(e->detail));
+        fputc('\n', stderr);
+        return EXIT_USAGE;
+    }
     fprintf(stderr, "mcp: %s%s[%s] %s\n", e->server, *e->server ? ": " : "",
             mcp_code_name(code), e->message);
     if (*e->detail) {
