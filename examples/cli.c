@@ -92,19 +92,35 @@ static size_t bounded(const char *text, size_t n) {
     return end ? end : MAX_BYTES;
 }
 
-static void put_text(const cli *c, const char *text) {
-    size_t n = strlen(text), show = n;
-    if (!c->out_tty) {
-        fwrite(text, 1, n, stdout);
-    } else {
-        if (!c->full) show = bounded(text, n);
-        put_safe(stdout, text, show);
+// All of it to stdout, unless the user interrupts: whoever reads may have
+// stopped reading. Stdio would go on after a signal.
+static bool put_out(const char *text, size_t n) {
+    bool ok = fflush(stdout) == 0;
+    while (ok && n && !interrupted) {
+        ssize_t k = write(STDOUT_FILENO, text, n);
+        if (k < 0) {
+            ok = errno == EINTR;
+            continue;
+        }
+        text += k;
+        n -= (size_t)k;
     }
+    return ok && !n;
+}
+
+static bool put_text(const cli *c, const char *text) {
+    size_t n = strlen(text), show = n;
+    if (!c->out_tty)
+        return put_out(text, n) &&
+               (!n || text[n - 1] == '\n' || put_out("\n", 1));
+    if (!c->full) show = bounded(text, n);
+    put_safe(stdout, text, show);
     if (n && text[show - 1] != '\n') putchar('\n');
-    fflush(stdout);
+    if (fflush(stdout)) return false;
     if (show < n)
         fprintf(stderr, "mcp: %zu more bytes not shown; --full or a pipe "
                         "shows everything\n", n - show);
+    return true;
 }
 
 static void clear_progress(cli *c) {
@@ -211,21 +227,27 @@ static int failed(cli *c, mcp_code code) {
 
 // A finished command: its text, or its JSON for --json.
 static int show(cli *c, mcp_code code, const mcp_result *r) {
+    const mcp_error *e = mcp_last_error(c->m);
+    bool ok = true;
     clear_progress(c);
     if (code != MCP_OK) return failed(c, code);
     if (c->json) {
         mcp_str raw = mcp_raw(mcp_root(r));
-        fwrite(raw.ptr, 1, raw.len, stdout);
-        putchar('\n');
-        fflush(stdout);
+        ok = put_out(raw.ptr, raw.len) && put_out("\n", 1);
     } else if (*mcp_text(r)) {
-        put_text(c, mcp_text(r));
+        ok = put_text(c, mcp_text(r));
     }
-    if (fflush(stdout) || ferror(stdout)) {
+    if (!ok && interrupted) return EXIT_INTERRUPTED;
+    if (!ok) {
         fprintf(stderr, "mcp: cannot write the result: %s\n", strerror(errno));
         return EXIT_FAILED;
     }
-    return mcp_is_error(r) ? EXIT_FAILED : 0;
+    if (!mcp_is_error(r)) return 0;
+    if (*e->detail) {  // what a model does not see: why a server failed
+        put_safe(stderr, e->detail, strlen(e->detail));
+        fputc('\n', stderr);
+    }
+    return EXIT_FAILED;
 }
 
 //=============================================================================
@@ -267,7 +289,7 @@ static int load_session(cli *c) {
     }
     if (mcp_restore(c->m, text, &r) != MCP_OK)
         rc = failed(c, mcp_last_error(c->m)->code);
-    else if (*mcp_text(r))
+    else if (mcp_length(mcp_get(mcp_root(r), "lost")))
         fprintf(stderr, "mcp: %s\n", mcp_text(r));
     mcp_free(r);
     free(text);
@@ -603,9 +625,10 @@ static const char usage[] =
     "\n";
 
 static const char more[] =
-    "\n"
-    "  shell              type /mcp commands and tool calls by hand\n"
-    "  version            print the version\n"
+    "  mcp shell\n"
+    "      Type commands and what a model would send, in one session.\n"
+    "  mcp version\n"
+    "      Print the version.\n"
     "\n"
     "Exit status: 0 done, 1 failed or the tool reported an error, 2 usage,\n"
     "3 configuration, 4 authentication required, 130 interrupted.\n";
@@ -696,9 +719,12 @@ static int help(cli *c) {
     static const char *const words[] = {"help"};
     mcp_result *r = NULL;
     mcp_code rc = mcp_command_argv(c->m, 1, words, &r);
-    if (rc != MCP_OK) return failed(c, rc);
+    if (rc != MCP_OK || c->json) {
+        int status = show(c, rc, r);
+        return mcp_free(r), status;
+    }
     fputs(usage, stdout);
-    fputs(mcp_text(r), stdout);
+    puts(mcp_text(r));
     fputs(more, stdout);
     mcp_free(r);
     return 0;

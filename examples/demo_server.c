@@ -87,12 +87,12 @@ static const char *status_words(int status) {
     }
 }
 
-static void http_reply(peer *p, int status, const char *session, str body) {
+static void http_reply(peer *p, int status, const char *given, str body) {
     buf_fmt(&p->out_data, "HTTP/1.1 %d %s\r\nContent-Length: %zu\r\n", status,
             status_words(status), body.len);
     if (body.len)
         buf_add(&p->out_data, S("Content-Type: application/json\r\n"));
-    if (session) buf_fmt(&p->out_data, "Mcp-Session-Id: %s\r\n", session);
+    if (given) buf_fmt(&p->out_data, "Mcp-Session-Id: %s\r\n", given);
     buf_add(&p->out_data, S("\r\n"));
     buf_add(&p->out_data, body);
     flush_peer(p);
@@ -710,15 +710,15 @@ static str head_value(str head, const char *name) {
 }
 
 static void serve_http(demo *d, peer *p, str head, str body) {
-    str session = head_value(head, "mcp-session-id");
-    bool right = !session.len || str_is(session, d->session);
+    str asked = head_value(head, "mcp-session-id");
+    bool right = !asked.len || str_is(asked, d->session);
 
     p->modern = false;
     if (!right) {
         send_error(d, p, S("null"), 404, -32001, "no such session");
     } else if (str_starts(head, S("POST "))) {
         receive(d, p, body, head_value(head, "mcp-method"));
-    } else if (str_starts(head, S("GET ")) && session.len) {
+    } else if (str_starts(head, S("GET ")) && asked.len) {
         p->listening = true;
         begin_stream(p);
         buf_add(&p->out_data, S("4\r\n:ok\n\r\n"));
