@@ -22,10 +22,11 @@ JSMN =
 BEARSSL =
 SECONDS = 5
 SETS =
+WERROR =
 
 WARN = -std=c99 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wundef \
        -Wstrict-prototypes -Wmissing-prototypes -Wwrite-strings -Wcast-qual \
-       -Werror
+       $(WERROR)
 # Programs that include mcp.c for its private parts do not use all of them.
 PART = -Wno-unused-function
 POSIX = -D_DEFAULT_SOURCE -D_POSIX_C_SOURCE=200809L

@@ -170,6 +170,7 @@ enum {
     // HTTP: head and framing are held whole, so these are small; a body has
     // its own limit from whoever asks.
     LIMIT_URL = 8192,
+    LIMIT_HOST = 253,              // characters of a name (RFC 1035 2.3.4)
     LIMIT_HTTP_LINE = 16 << 10,    // one header line
     LIMIT_HTTP_HEAD = 64 << 10,    // status line and headers
     LIMIT_HTTP_ERROR = 64 << 10,   // body of an answer that is not 2xx
@@ -216,6 +217,7 @@ enum {
     LIMIT_JOBS = 1 << 20,          // servers, connections, children, calls
     LIMIT_FDS = 1 << 20,           // descriptors
     LIMIT_EVENT = 1 << 20,         // the text of an event
+    LIMIT_EVENTS = 2000,           // waiting to be delivered
     LIMIT_OPS = 1000,              // submitted and not yet taken
     LIMIT_IN_FLIGHT = 4            // servers discovered at once
 };
@@ -228,6 +230,8 @@ enum {
     TIME_REQUEST = 15000,     // connect, lists, reads, an HTTP answer
     TIME_CALL = 30000,        // a tool call on stdio or answered as a stream
     TIME_CEILING = 600000,    // with progress, in all
+    TIME_OPTION_LEAST = 100,  // a server's timeoutMs
+    TIME_OPTION_MOST = 600000,
     TIME_SECRETS = 10000,     // all secret commands of a server
     TIME_PROBE_SILENT = 10000,  // era probe on stdio: nothing came
     TIME_PROBE_TALK = 5000,   // the same after the first byte
@@ -240,6 +244,7 @@ enum {
     TIME_DNS_MOST = 5000,     // the same, whatever resolv.conf says
     TIME_DNS_OTHER = 300,     // A is there, AAAA is not (or the other way)
     TIME_LOOKUP = 10000,      // a name in all
+    TIME_REAP = 100,          // a look-up's program, killed, is gone
     TIME_SAFE_REUSE = 4000,   // a kept connection for what is not repeatable
     TIME_IDLE_CONN = 60000,   // a kept connection at all
     TIME_TLS_SESSION = 3600000,  // a session is offered for resumption
@@ -540,7 +545,9 @@ static void big_sub(number_big *a, const number_big *b) {
 }
 
 // The bits of q / 2^63 x 2^exponent, rounded half to even; q has its top bit
-// set, `rest` says that the value is a little larger.
+// set, `rest` says that the value is a little larger. A double has 53 bits, so
+// 11 of the 64 go, and more of a number below the normal range (2^-1022). One
+// that rounds up to the next power of two carries into the exponent by itself.
 static uint64_t double_round(uint64_t q, int64_t exponent, bool rest) {
     int64_t drop = exponent < -1022 ? 11 + (-1022 - exponent) : 11;
     uint64_t half, low, bits;
@@ -595,6 +602,7 @@ static bool decimal_double(const number10 *d, double *out) {
     int64_t e = d->exponent;
     uint64_t bits = 0;
 
+    // The largest has 309 digits, the smallest begins 324 behind the point.
     if (d->n && d->n + e > 310) return false;
     if (FLT_EVAL_METHOD == 0 && d->n <= 15 && e >= -22 && e <= 22) {
         double v = 0;
@@ -2084,6 +2092,8 @@ static bool os_adopt(os *o, const mcp_os *host) {
 //    servers cost a call nothing; all are polled at least that often.
 //  - mcp_cancel() writes a byte to a pipe of ours, and that byte is the only
 //    flag: no race between looking and sleeping, and safe in a signal handler.
+//  - A turn works for about 20 ms; what is left stays in the queue. So one
+//    server that floods us delays nobody's deadline, cancel or event by more.
 //  - The host is called at one place, at the end of a turn, when no code of
 //    ours is on the stack but the public function itself.
 //
@@ -2093,7 +2103,7 @@ static bool os_adopt(os *o, const mcp_os *host) {
 
 // What the loop moves. A job is a member, mostly the first, of what it works
 // for; step() is given the job and finds the rest around it. The loop owns
-// neither: who has a job ends it before its memory goes.
+// none: who has a job ends it before its memory goes.
 typedef struct job job;
 struct job {
     void (*step)(mcp *m, job *j);
@@ -2126,7 +2136,7 @@ typedef struct event {  // queued for the host
 } event;
 
 // Its arrays point into the structs of the owners and grow only when something
-// is added, so a turn allocates nothing and cannot fail.
+// is added: the loop itself asks for no memory in a turn and cannot fail.
 typedef struct loop {
     mcp_fd *fds;        // [0..hot) first; fd is -1 while nothing is wanted
     watch **who;
@@ -2138,7 +2148,11 @@ typedef struct loop {
     os_fd wake_in;
     listener *listeners;
     event *events, **events_tail;
+    uint32_t events_n;
+    bool events_shed;   // some had to go since the last delivery
     int64_t now;        // read at the start of a turn and after its wait
+    int64_t clock;      // what the system's said last, and
+    int64_t behind;     // by how much it has been set back in all
     int64_t all_polled;
     bool inside;        // a public call turns the loop
     bool in_callback, cancelled;
@@ -2146,7 +2160,7 @@ typedef struct loop {
 } loop;
 
 // The handle. It stands here because every section from this one on takes it;
-// each member belongs to the section named, which alone changes it.
+// each member belongs to the section named.
 struct mcp {
     mem mem;                     // 3
     os os;                       // 5
@@ -2171,15 +2185,31 @@ struct mcp {
 
 enum {
     LOOP_STEPS = 1000,  // then descriptors are looked at again
+    LOOP_STEPS_FREE = 4,  // of which the clock does not count
     LOOP_ROUNDS = 8,    // of reading before a deadline is judged
     LOOP_FEW = 16,      // descriptors that are simply polled together
     LOOP_SLEEP = 3600000  // ms in one wait; it is simply taken up again
 };
 
-// A clock that goes back (a host's may) must not revive what is overdue.
-static void loop_clock(mcp *m) {
+// The time by now. A host's clock may go back: ours stands still for that
+// moment and goes on from there, since to wait until the other has caught up
+// would put off every deadline.
+static int64_t loop_time(mcp *m) {
+    loop *l = &m->loop;
     int64_t now = m->os.now_ms(&m->os);
-    if (now > m->loop.now) m->loop.now = now;
+
+    if (now < l->clock) l->behind += l->clock - now;
+    l->clock = now;
+    return now + l->behind;
+}
+
+static void loop_clock(mcp *m) {
+    m->loop.now = loop_time(m);
+}
+
+// Has what is done since the clock was read taken long enough?
+static bool loop_spent(mcp *m) {
+    return loop_time(m) - m->loop.now >= TIME_HOT_TURN;
 }
 
 // Slot 0 stays empty: it means "not in the heap".
@@ -2386,11 +2416,30 @@ static void event_text(mcp *m, buf *b, str text) {
     b->ptr[b->len] = 0;
 }
 
-// Add one to the queue, for the caller to fill in further. NULL: nobody
-// listens, or no memory; an event is then lost, which the host must bear.
-static event *event_new(mcp *m, mcp_event_type type, const char *server,
-                        str text) {
-    event *e = m->opt.on_event ? mem_new(&m->mem, sizeof *e) : NULL;
+// What a server can cause without end may be left out.
+static bool event_sheddable(const event *e) {
+    return e->tell.type == MCP_EV_LOG || e->tell.type == MCP_EV_TRACE ||
+           e->tell.type == MCP_EV_PROGRESS;
+}
+
+// Make room by leaving out the oldest that may be. False: there is none.
+static bool event_shed(mcp *m) {
+    loop *l = &m->loop;
+    event **at = &l->events, *e;
+
+    while (*at && !event_sheddable(*at)) at = &(*at)->next;
+    e = *at;
+    if (!e) return false;
+    *at = e->next;
+    if (!e->next) l->events_tail = at;
+    l->events_n--;
+    event_free(m, e);
+    return true;
+}
+
+static event *event_queue(mcp *m, mcp_event_type type, const char *server,
+                          str text) {
+    event *e = mem_new(&m->mem, sizeof *e);
 
     if (!e) return NULL;
     buf_init(&e->text, &m->mem, SIZE_MAX / 2);
@@ -2405,12 +2454,42 @@ static event *event_new(mcp *m, mcp_event_type type, const char *server,
     e->tell.text = str_make(buf_z(&e->text), e->text.len);
     *m->loop.events_tail = e;
     m->loop.events_tail = &e->next;
+    m->loop.events_n++;
     return e;
+}
+
+// Add one to the queue, for the caller to fill in further. NULL: nobody
+// listens, or no memory; an event is then lost, which the host must bear.
+static event *event_new(mcp *m, mcp_event_type type, const char *server,
+                        str text) {
+    loop *l = &m->loop;
+
+    if (!m->opt.on_event) return NULL;
+    if (l->events_n >= LIMIT_EVENTS && event_shed(m) && !l->events_shed) {
+        l->events_shed = true;
+        event_queue(m, MCP_EV_WARNING, server,
+                    S("events came too fast; some were left out"));
+        event_shed(m);
+    }
+    return event_queue(m, type, server, text);
+}
+
+// That a list has changed is told once until the host has heard it.
+static bool event_waits(const mcp *m, mcp_event_type type, const char *server,
+                        str text) {
+    for (const event *e = m->loop.events; e; e = e->next)
+        if (e->tell.type == type && str_eq(e->tell.text, text) &&
+            str_is(str_of(server), e->server))
+            return true;
+    return false;
 }
 
 static void event_push(mcp *m, mcp_event_type type, const char *server,
                        str text, uint64_t id) {
-    event *e = event_new(m, type, server, text);
+    event *e;
+
+    if (type == MCP_EV_CHANGED && event_waits(m, type, server, text)) return;
+    e = event_new(m, type, server, text);
     if (e) e->tell.id = id;
 }
 
@@ -2446,6 +2525,8 @@ static void loop_deliver(mcp *m) {
     assert(!l->in_callback);  // public functions refuse to turn the loop there
     l->events = NULL;
     l->events_tail = &l->events;
+    l->events_n = 0;
+    l->events_shed = false;
     l->in_callback = true;
     for (; e; e = next) {
         next = e->next;
@@ -2538,12 +2619,14 @@ static bool loop_wait(mcp *m, int64_t until) {
 }
 
 // Step what is queued, also what the steps themselves queue: a message wakes
-// its server, that wakes the call. A job that wakes itself for ever is
-// stopped by the count. Nothing of a job is touched after its step.
+// its server, that wakes the call. Jobs that wake themselves for ever are
+// stopped by the count and by the clock, which a plain call's few steps do not
+// look at. Nothing of a job is touched after its step.
 static void loop_run(mcp *m) {
     loop *l = &m->loop;
 
     for (int i = 0; l->run && i < LOOP_STEPS; i++) {
+        if (i >= LOOP_STEPS_FREE && loop_spent(m)) return;
         job *j = l->run;
         assert(j->queued && j->live);
         l->run = j->next;
@@ -2555,18 +2638,20 @@ static void loop_run(mcp *m) {
 
 // Timers one after another, each with all that follows from it: the tick that
 // tries a caller's stream again comes before the deadline of what waits for
-// the stream.
+// the stream. Before the first, all that came in is read, within reason.
 static void loop_timers(mcp *m, bool quiet) {
     loop *l = &m->loop;
+    int64_t until = l->now + TIME_HOT_TURN;
 
     if (!l->timers || l->heap[1]->at > l->now) return;
     for (int i = 0; !quiet && i < LOOP_ROUNDS; i++) {
         quiet = !loop_poll(m, l->n, l->now);
         loop_run(m);
+        if (l->now >= until) break;
     }
     for (int i = 0; i < LOOP_STEPS; i++) {
         job *j = l->timers ? l->heap[1] : NULL;
-        if (!j || j->at > l->now) break;
+        if (!j || j->at > l->now || (i > 0 && loop_spent(m))) break;
         job_at(m, j, NEVER);
         job_wake(m, j);
         loop_run(m);
@@ -2620,7 +2705,7 @@ static bool loop_init(mcp *m) {
     l->tail = &l->run;
     l->events_tail = &l->events;
     l->wake.fd = l->wake_in = -1;
-    l->now = m->os.now_ms(&m->os);
+    l->now = l->clock = m->os.now_ms(&m->os);
     l->all_polled = l->now - TIME_HOT_TURN;
     if (!m->os.wake_open(&m->os, fd)) return false;
     if (fd[0] < 0) return true;
@@ -4179,7 +4264,7 @@ static bool url_name_ok(str s) {
     bool digits = true;
 
     if (str_ends(s, S("."))) s.len--;
-    if (s.len == 0 || s.len > 253) return false;
+    if (s.len == 0 || s.len > LIMIT_HOST) return false;
     for (bool more = true; more;) {
         more = str_cut(s, '.', &label, &s);
         if (label.len == 0 || label.len > 63) return false;
@@ -5140,8 +5225,8 @@ static bool sse_feed(sse *s, str *in, sse_event *out) {
 
 #if USE_TLS
 
-// Bytes of an RSA modulus and exponent. Below 2,048 bits a key may be broken by
-// now; above 4,096 a peer makes us work for nothing.
+// Bytes of an RSA modulus and exponent: below 2,048 bits a key proves nothing,
+// above 4,096 a peer makes us work for nothing.
 enum { CERT_MIN_RSA = 256, CERT_MAX_RSA = 512, CERT_MAX_EXPONENT = 8 };
 
 // One DER element's contents, or what is left of a sequence.
@@ -5313,7 +5398,7 @@ static int cert_extension(const tls_cert *c, uint8_t id, der *value) {
 }
 
 // basicConstraints with cA (RFC 5280 4.2.1.9). Old roots without it (X.509 v1)
-// are not taken: any leaf of theirs could pass for a CA.
+// are not taken: nothing in them says that they may sign others.
 static bool cert_is_ca(const tls_cert *c) {
     der v, seq, ca;
 
@@ -5367,8 +5452,8 @@ static bool key_ec(der alg, der point, br_ec_public_key *out) {
     return false;
 }
 
-// A subjectPublicKeyInfo as BearSSL wants it: RSA up to 4,096 bits, or an
-// uncompressed point on a curve it knows.
+// A subjectPublicKeyInfo (RFC 5280 4.1.2.7) as BearSSL wants it: RSA up to
+// 4,096 bits, or an uncompressed point on a curve it knows.
 static bool key_read(der key, br_x509_pkey *out) {
     der alg, oid, bits;
 
@@ -5495,7 +5580,7 @@ typedef struct tls_x509 {
 // What a session resumption needs (RFC 5246 7.3): a whole handshake is saved,
 // and with it the check of the chain, so its time is short.
 typedef struct tls_session {
-    char host[256];         // "" is free
+    char host[LIMIT_HOST + 1];  // "" is free
     uint16_t port;
     int64_t until;
     br_ssl_session_parameters params;
@@ -5510,7 +5595,7 @@ struct tls_shared {
     tls_session sessions[TLS_SESSIONS];
 };
 
-// One connection; some 40 KiB, nearly all of it BearSSL's two buffers.
+// One connection; some 28 KiB, most of it BearSSL's two buffers.
 typedef struct tls {
     io io;
     io *plain;
@@ -5522,7 +5607,7 @@ typedef struct tls {
     uint8_t head_len;
     uint8_t head[5];        // first bytes of the peer: is it TLS at all?
     const char *alpn[1];
-    char host[256];
+    char host[LIMIT_HOST + 1];
     br_ssl_client_context ssl;
     tls_x509 x509;
     uint8_t in[BR_SSL_BUFSIZE_INPUT], out[TLS_OUTPUT];
@@ -5967,8 +6052,8 @@ static bool tls_send(mcp *m, tls *t) {
     return k > 0;
 }
 
-// The other way. An end of the stream is not told to BearSSL, which has no word
-// for it: tls_verdict() looks at `ended`.
+// The other way. BearSSL has no call to be told of an end of the stream:
+// tls_verdict() looks at `ended`.
 static bool tls_receive(mcp *m, tls *t) {
     size_t n;
     unsigned char *p = br_ssl_engine_recvrec_buf(&t->ssl.eng, &n);
@@ -6185,7 +6270,9 @@ static io *tls_host_open(mcp *m, io *plain, const char *host, diag *d) {
     return NULL;
 }
 
-// Everything that may fail does so here; from then on only the peer decides.
+// Everything that may fail on our side does so here; from then on only the peer
+// decides. A session that has grown old is not offered, but stays until a new
+// one takes its place.
 static mcp_code tls_setup(mcp *m, tls *t, diag *d) {
     int64_t now = m->os.unix_s(&m->os);
     br_ssl_engine_context *e = &t->ssl.eng;
@@ -6252,7 +6339,8 @@ static io *tls_open(mcp *m, io *plain, const char *host, uint16_t port,
     return NULL;
 }
 
-// Words for errors that say all; NULL: others.
+// Words for errors that say all; NULL: others. They stand behind the host's
+// name, which is "it".
 static const char *tls_words(int err) {
     enum { ALERT = BR_ERR_RECV_FATAL_ALERT };
     static const struct {
@@ -6585,7 +6673,9 @@ static size_t dns_name_read(str packet, size_t *at, uint8_t out[DNS_NAME]) {
     return n;
 }
 
-// Make a question about a name in wire form.
+// Make a question about a name in wire form: header (RFC 1035 4.1.1), name,
+// type, class. No EDNS: some old routers drop what they do not know, and large
+// answers come over TCP.
 static void dns_ask(dns_question *q, uint16_t id, const uint8_t *name,
                     size_t n) {
     uint8_t *p = q->packet + 2;
@@ -6697,7 +6787,8 @@ static str names_word(str *line) {
     return str_head(s, n);
 }
 
-// A word of a file or of a program's output is not NUL-terminated.
+// A word of a file or of a program's output is not NUL-terminated, and longer
+// than any address if it is none.
 static bool names_addr(str word, os_addr *out) {
     char text[64];
     if (!word.len || word.len >= sizeof text) return false;
@@ -6794,7 +6885,7 @@ static void lookup_reap(lookup *l) {
     watch_close(l->m, &l->child_out);
     if (!l->child.pid) return;
     o->signal_group(o, l->child.pid, true);
-    for (int i = 0; i < 100 && !o->exited(o, l->child.pid, &status); i++)
+    for (int i = 0; i < TIME_REAP && !o->exited(o, l->child.pid, &status); i++)
         o->wait(o, NULL, 0, 1);
     o->reap(o, l->child.pid);
     l->child.pid = 0;
@@ -6814,7 +6905,8 @@ static void lookup_finish(lookup *l, mcp_code code, const char *why) {
     job_wake(l->m, l->owner);
 }
 
-// Each once: getent names an address for each kind of socket.
+// Each once, as getent names an address for each kind of socket; the rest of
+// more than LIMIT_ADDRESSES is dropped.
 static void lookup_add(lookup *l, const os_addr *a) {
     if (l->n == LIMIT_ADDRESSES) return;
     for (int i = 0; i < l->n; i++)
@@ -6922,8 +7014,8 @@ static mcp_code lookup_hosts(lookup *l) {
 
 // Candidate `k` in wire form: the name itself and with each search domain.
 // With enough dots it goes first as it is (as_is 0), else last; with a dot at
-// its end, only so. 0 with *end: there are no more; 0 without: this one is too
-// long for a name.
+// its end, only so. 0 with *end: there are no more; 0 without: this one is no
+// name.
 static size_t lookup_candidate(const lookup *l, int k, uint8_t out[DNS_NAME],
                                bool *end) {
     const dns_conf *c = &l->conf;
@@ -7772,8 +7864,9 @@ static http_conn *conn_kept(mcp *m, http_origin *o, bool repeatable) {
     return NULL;
 }
 
-// Find a connection or make one; with `fresh` none that was kept. False: no
-// memory.
+// Find a connection or make one; with `fresh` none that was kept. It begins in
+// the loop's next step, so that an exchange never ends inside the call that
+// starts it. False: no memory.
 static bool xchg_connect(mcp *m, http_xchg *x, bool fresh,
                          void (*step)(mcp *, job *)) {
     http_origin *o = origin_of(m, &x->url);
@@ -8112,7 +8205,8 @@ static mcp_code xchg_take(http_xchg *x) {
     return MCP_OK;
 }
 
-// Read once: into the body itself where that is what comes next.
+// Read once: into the body itself where that is what comes next, so a long one
+// passes through no other buffer.
 static ptrdiff_t xchg_read(mcp *m, http_xchg *x) {
     http_conn *c = x->conn;
     bool body = x->state == HTTP_BODY && !c->left.len;
@@ -8169,7 +8263,7 @@ static bool xchg_look(mcp *m, http_xchg *x) {
 }
 
 // Wait for what moves this exchange on. A stream is not read while events of
-// it wait to be taken.
+// it wait to be taken: TCP then makes the server wait.
 static void conn_wait(mcp *m, http_conn *c) {
     http_xchg *x = c->x;
     bool full = c->left.len || x->run.len;
@@ -8482,8 +8576,8 @@ static const char *proc_env(char *const *env, str name) {
     return NULL;
 }
 
-// The child's directory as an absolute path, or "" for ours: what is searched
-// is relative to it, but we look from where we are.
+// The child's directory as an absolute path, or "" for ours: a relative command
+// or PATH counts from there, but we look from where we are.
 static void proc_base(mcp *m, const char *cwd, buf *base) {
     if (!cwd) return;
     if (cwd[0] != '/') {
@@ -8807,7 +8901,8 @@ static bool proc_adopt(proc *p, const os_child *c) {
 }
 
 // Start it. NULL: `d` says which of command, cwd and permission it was. Its io
-// has `owner` as its job, which is also stepped when it has ended.
+// has `owner` as its job, which is also stepped when it has ended. That the
+// program runs is known on return: the platform's spawn tells a failed exec.
 static proc *proc_start(mcp *m, const proc_spec *given, job *owner, diag *d) {
     proc_spec copy = *given, *spec = &copy;
     os_child child = {-1, -1, -1, -1};
@@ -8896,6 +8991,29 @@ static void proc_expect_exit(proc *p, bool on) {
 static bool procs_gone(const mcp *m) {
     return !m->procs;
 }
+
+#if USE_STDIO || USE_HTTP
+
+// What is left when the handle cannot wait any longer: killed, and let go of.
+// One that has not ended even so hangs in the kernel, and to wait for it would
+// hang us too.
+static void procs_free(mcp *m) {
+    while (m->procs) {
+        proc *p = m->procs;
+        if (p->state != PROC_KILL) proc_enter(p, PROC_KILL);
+        proc_look(p);
+        if (p->ended) m->os.reap(&m->os, p->pid);
+        proc_free(p);
+    }
+}
+
+#else
+
+static void procs_free(mcp *m) {
+    (void)m;
+}
+
+#endif
 
 #if USE_STDIO
 
@@ -9014,15 +9132,17 @@ static void helper_write(helper *h) {
 // True: nothing more will come.
 static bool helper_read(helper *h) {
     char bytes[PROC_READ];
-    ptrdiff_t n;
+    ptrdiff_t n = 0;
 
-    while ((n = io_read(h->m, proc_io(h->proc), bytes, sizeof bytes)) > 0)
+    while (!h->out.err &&
+           (n = io_read(h->m, proc_io(h->proc), bytes, sizeof bytes)) > 0)
         buf_add(&h->out, str_make(bytes, (size_t)n));
     return n == IO_END || n == IO_FAIL;
 }
 
 // Its output is whole at the end of the stream. If it has ended itself and
-// somebody it started holds the stream, that one gets a moment.
+// somebody it started holds the stream (an agent it left in the background),
+// that one gets a moment. Output is taken in before any clock is looked at.
 static void helper_step(mcp *m, job *j) {
     helper *h = (helper *)j;
     int64_t now = m->loop.now, next = h->deadline;
@@ -9214,12 +9334,15 @@ typedef enum config_scope {
     SCOPE_FILE      // a path given to mcp_load()
 } config_scope;
 
+// Follows from the fields of a definition: nobody chooses it.
 typedef enum transport {
     TRANSPORT_STDIO,
     TRANSPORT_HTTP,
     TRANSPORT_IO
 } transport;
 
+// AUTO asks the server which of the two it speaks (section 19); the others
+// spare the asking, or hold a server to one that works.
 typedef enum protocol_choice {
     PROTOCOL_AUTO,
     PROTOCOL_LEGACY,
@@ -9233,7 +9356,7 @@ typedef struct strings {
 
 typedef struct server_config {  // as written, unresolved
     char name[LIMIT_NAME + 1];
-    config_scope scope;
+    config_scope scope;          // of the definition that counts
     bool in_global, in_project;  // which files define the name
     transport transport;
     char *command, *cwd, *url, *description, *oauth_client_id;
@@ -9244,10 +9367,12 @@ typedef struct server_config {  // as written, unresolved
     protocol_choice protocol;
     const mcp_io *io;  // TRANSPORT_IO
     char *bad;         // not NULL: unusable, and why (file, server, field)
-    str raw;           // its JSON
+    str raw;           // its JSON; a load reads that of SCOPE_MEMORY again
 } server_config;
 
-typedef struct config {  // one load; the current one is m->config
+// One load; the current one is m->config. A load fills a new one, which takes
+// the place of the old only when all went well: a failure changes nothing.
+typedef struct config {
     arena arena;
     server_config **servers;  // sorted by name; each stays where it is
     uint32_t n, cap;
@@ -9270,20 +9395,30 @@ typedef enum field_kind {
     FIELD_PROTOCOL
 } field_kind;
 
+// `command` and `url` themselves are of both sides: what is wrong with the two
+// together is told better than by "does not go with".
 typedef enum field_side { SIDE_BOTH, SIDE_STDIO, SIDE_HTTP } field_side;
 
 typedef struct field_def {
     const char *name;
     field_kind kind;
     field_side side;
-    size_t at;  // in server_config
-    int low, high;
+    size_t at;      // in server_config
+    int low, high;  // of FIELD_NUMBER
     bool (*rule)(const server_config *c);  // beyond its kind; may be NULL
-    const char *must;
+    const char *must;  // ends the message that begins with the field's name
 } field_def;
 
+// Said twice: of a URL as it is written, and with its variables filled in.
 static const char config_url_must[] =
     "must be an http or https URL without user, password and fragment";
+
+// The sentences below say these numbers, so whoever changes one sees both.
+typedef char config_sentences_agree[
+    LIMIT_NAME == 80 && LIMIT_CLIENT_ID == 4096 && LIMIT_SCOPES == 100 &&
+    LIMIT_SCOPE == 256 && LIMIT_PAIRS == 1000 && TIME_OPTION_LEAST == 100 &&
+    TIME_OPTION_MOST == 600000 && LIMIT_FILE_CONFIG == 4 << 20 &&
+    LIMIT_SECRET == 64 << 10 ? 1 : -1];
 
 // The first part of every tool's name, so it holds no dot and nothing that a
 // terminal, a file name or a model's API would trip over.
@@ -9395,8 +9530,8 @@ static const field_def config_fields[] = {
      65535, NULL, "must be a whole number from 1 to 65535"},
     {"disabled", FIELD_FLAG, SIDE_BOTH, AT(disabled), 0, 0, NULL,
      "must be true or false"},
-    {"timeoutMs", FIELD_NUMBER, SIDE_BOTH, AT(timeout_ms), 100, 600000, NULL,
-     "must be a whole number from 100 to 600000"},
+    {"timeoutMs", FIELD_NUMBER, SIDE_BOTH, AT(timeout_ms), TIME_OPTION_LEAST,
+     TIME_OPTION_MOST, NULL, "must be a whole number from 100 to 600000"},
     {"protocol", FIELD_PROTOCOL, SIDE_BOTH, AT(protocol), 0, 0, NULL,
      "must be auto, legacy or modern"},
     {"type", FIELD_TYPE, SIDE_BOTH, 0, 0, 0, NULL,
@@ -9420,7 +9555,8 @@ static const field_def config_fields[] = {
 
 #undef AT
 
-// What other clients call a field that has another name here.
+// What other clients call a field that has another name here: a definition is
+// mostly copied from somewhere, and the right word saves a search.
 static const char *const config_synonyms[][2] = {
     {"httpUrl", "url"},        {"serverUrl", "url"},
     {"uri", "url"},            {"transport", "type"},
@@ -9439,6 +9575,7 @@ static char *config_text(arena *a, mcp_json v) {
     return arena_text(a, s);
 }
 
+// An empty array is a list too: includeTools [] lets nothing through.
 static bool config_list(arena *a, mcp_json v, strings *out) {
     size_t n = mcp_length(v);
     if (mcp_typeof(v) != MCP_ARRAY) return false;
@@ -9486,7 +9623,8 @@ static bool config_protocol(mcp_json v, protocol_choice *out) {
     return true;
 }
 
-// Take one field's value into *c. False: it is not what it must be, or memory.
+// Take one field's value into *c. False: it is not what it must be, or there
+// is no memory, which the arena knows.
 static bool config_field(arena *a, server_config *c, const field_def *f,
                          mcp_json v) {
     void *to = (char *)c + f->at;
@@ -9529,6 +9667,13 @@ static void config_bad(config *c, server_config *s, const char *file,
     s->bad = arena_fmt(&c->arena, "%s: server \"%s\": %s", file, s->name, why);
 }
 
+// NULL: no field has that name.
+static const field_def *config_field_named(str name) {
+    for (size_t i = 0; i < COUNT(config_fields); i++)
+        if (str_is(name, config_fields[i].name)) return &config_fields[i];
+    return NULL;
+}
+
 // A key that is no field, before any value is looked at. The key itself comes
 // from the file, so it is cut and made harmless.
 static void config_unknown(config *c, server_config *s, const char *file,
@@ -9541,12 +9686,8 @@ static void config_unknown(config *c, server_config *s, const char *file,
         char name[64];
         str key = utf8_cut(json_key(v), sizeof name);
         const char *instead = NULL;
-        size_t i = 0;
-        while (i < COUNT(config_fields) &&
-               !str_is(json_key(v), config_fields[i].name))
-            i++;
-        if (i < COUNT(config_fields)) continue;
-        for (i = 0; i < COUNT(config_synonyms); i++)
+        if (config_field_named(json_key(v))) continue;
+        for (size_t i = 0; i < COUNT(config_synonyms); i++)
             if (str_is(key, config_synonyms[i][0]))
                 instead = config_synonyms[i][1];
         config_bad(c, s, file, "unknown field \"%.*s\"%s%s%s",
@@ -9556,13 +9697,24 @@ static void config_unknown(config *c, server_config *s, const char *file,
     }
 }
 
+// A URL without variables can be judged now; the others at use.
+static void config_check_url(config *c, server_config *s, const char *file) {
+    url u;
+    if (s->bad || !s->url || str_find(str_of(s->url), S("${")) != SIZE_MAX)
+        return;
+    if (url_parse(c->arena.mem, str_of(s->url), &u) == MCP_PROTOCOL_ERROR)
+        config_bad(c, s, file, "field \"url\" %s", config_url_must);
+    else
+        url_free(c->arena.mem, &u);
+}
+
 // What two fields mean together. This holds for a disabled server too: it may
 // be enabled at any time.
 static void config_together(config *c, server_config *s, const char *file,
                             mcp_json def) {
     mcp_json type = json_get(def, S("type"));
     field_side other = s->url ? SIDE_STDIO : SIDE_HTTP;
-    url u;
+    const char *has = s->url ? "url" : "command";
 
     if (!s->command == !s->url) {
         config_bad(c, s, file, "give exactly one of \"command\" and \"url\"");
@@ -9571,24 +9723,17 @@ static void config_together(config *c, server_config *s, const char *file,
     s->transport = s->url ? TRANSPORT_HTTP : TRANSPORT_STDIO;
     if (mcp_exists(type) &&
         !str_is(mcp_view(type), s->url ? "http" : "stdio"))
-        config_bad(c, s, file, "field \"type\" contradicts \"%s\"",
-                   s->url ? "url" : "command");
+        config_bad(c, s, file, "field \"type\" contradicts \"%s\"", has);
     for (size_t i = 0; i < COUNT(config_fields); i++)
         if (config_fields[i].side == other &&
             mcp_exists(json_get(def, str_of(config_fields[i].name))))
             config_bad(c, s, file, "field \"%s\" does not go with \"%s\"",
-                       config_fields[i].name, s->url ? "url" : "command");
+                       config_fields[i].name, has);
     if (config_pair(&s->headers, S("authorization"), true) &&
         (s->oauth_client_id || s->oauth_scopes.n || s->oauth_callback_port))
         config_bad(c, s, file,
                    "the oauth fields do not go with an Authorization header");
-    // A URL without variables can be judged now; the others at use.
-    if (s->bad || !s->url || str_find(str_of(s->url), S("${")) != SIZE_MAX)
-        return;
-    if (url_parse(c->arena.mem, str_of(s->url), &u) == MCP_PROTOCOL_ERROR)
-        config_bad(c, s, file, "field \"url\" %s", config_url_must);
-    else
-        url_free(c->arena.mem, &u);
+    config_check_url(c, s, file);
 }
 
 // A name that is none, as something that can be shown and that no valid name
@@ -9603,7 +9748,8 @@ static void config_name_show(char out[LIMIT_NAME + 1], str name) {
     out[n] = 0;
 }
 
-// One definition. NULL: no memory.
+// One definition; what is wrong with it is told in its `bad`. The name comes
+// first, as every message after it shows it. NULL: no memory.
 static server_config *config_entry(config *c, const char *file,
                                    config_scope scope, str name,
                                    mcp_json def) {
@@ -9662,6 +9808,7 @@ static uint32_t config_place(const config *c, str name) {
     return low;
 }
 
+// `c` may be NULL: nothing was loaded yet.
 static server_config *config_find(const config *c, str name) {
     uint32_t at = c ? config_place(c, name) : 0;
     if (!c || at == c->n || !str_is(name, c->servers[at]->name)) return NULL;
@@ -9694,6 +9841,7 @@ static bool config_insert(config *c, server_config *s) {
             (c->n - at) * sizeof *c->servers);
     c->servers[at] = s;
     c->n++;
+    assert(!at || strcmp(c->servers[at - 1]->name, s->name) < 0);
     return true;
 }
 
@@ -9739,6 +9887,7 @@ static char *config_project_dir(mcp *m, arena *a) {
     dir = config_join(m, a, b.len ? buf_z(&b) : NULL,
                       opt && *opt ? opt : b.len ? buf_z(&b) : "/");
     buf_clear(&b);
+    // Without a real path (the directory was removed) the one given counts.
     if (dir && m->os.file_real(&m->os, dir, &b) == OS_OK)
         dir = arena_text(a, buf_str(&b));
     if (b.err == MCP_OUT_OF_MEMORY) dir = NULL;
@@ -9770,6 +9919,7 @@ static char *config_global_dir(mcp *m, arena *a, const char *base) {
     return home ? config_join(m, a, home, ".config/mcp") : NULL;
 }
 
+// Where the files are, or would be: the first edit makes them.
 static mcp_code config_paths(mcp *m, config *c, diag *d) {
     c->project_dir = config_project_dir(m, &c->arena);
     if (c->project_dir)
@@ -9808,9 +9958,11 @@ static mcp_code config_put_into(config *c, str name, str definition,
     mcp_doc *doc = NULL;
     mcp_io *copy = NULL;
     server_config *s = NULL;
-    mcp_code rc = json_parse(c->arena.mem, stream ? S("{\"command\":\"-\"}")
-                             : definition, &doc, NULL, NULL);
+    mcp_code rc;
 
+    // A stream has no definition: this one lets its name be judged.
+    if (stream) definition = S("{\"command\":\"-\"}");
+    rc = json_parse(c->arena.mem, definition, &doc, NULL, NULL);
     if (rc == MCP_PROTOCOL_ERROR)
         return fail(d, MCP_CONFIGURATION_INVALID,
                     "%s: the definition is not JSON", from);
@@ -9831,6 +9983,8 @@ static mcp_code config_put_into(config *c, str name, str definition,
     return MCP_OK;
 }
 
+// mcp_add() and mcp_add_io(). What does not fit is refused and forgotten, so the
+// handle is as usable as before.
 static mcp_code config_put(mcp *m, const char *name, str definition,
                            const mcp_io *stream, diag *d) {
     mcp_code rc = config_ready(m, d);
@@ -9857,10 +10011,10 @@ static mcp_code config_os_fail(diag *d, const char *path, const char *verb,
 typedef struct config_source {  // one file as it is on the disk
     const char *path;
     mcp_doc *doc;        // NULL: there is no such file
-    mcp_json servers;
-    hex64 hash;          // of its bytes
-    int mode;
-    bool comments;
+    mcp_json entries;    // its mcpServers, or the projects of a trust list
+    hex64 hash;          // of its bytes: has it changed since?
+    int mode;            // kept by an edit
+    bool comments;       // lost by an edit, so there will be none
 } config_source;
 
 static void source_free(config_source *s) {
@@ -9910,13 +10064,13 @@ static mcp_code source_fail_parse(const config_source *s, str text, size_t at,
 // else's; "pi" was ours once and would be missed in silence.
 static mcp_code source_check(config_source *s, diag *d) {
     mcp_json root = json_root(s->doc);
-    s->servers = json_get(root, S("mcpServers"));
+    s->entries = json_get(root, S("mcpServers"));
     if (mcp_exists(json_get(root, S("pi"))))
         return fail(d, MCP_CONFIGURATION_INVALID,
                     "%s: a section named pi is not read; put the options of "
                     "a server into its own mcpServers entry", s->path);
-    if (mcp_typeof(s->servers) == MCP_OBJECT) return MCP_OK;
-    if (!mcp_exists(s->servers) &&
+    if (mcp_typeof(s->entries) == MCP_OBJECT) return MCP_OK;
+    if (!mcp_exists(s->entries) &&
         mcp_typeof(json_get(root, S("servers"))) == MCP_OBJECT)
         return fail(d, MCP_CONFIGURATION_INVALID,
                     "%s is in VS Code's format (a servers object); what is "
@@ -9925,9 +10079,10 @@ static mcp_code source_check(config_source *s, diag *d) {
                 s->path);
 }
 
-// A file that is not there is no failure: s->doc stays NULL.
-static mcp_code source_read(mcp *m, const char *path, config_source *s,
-                            diag *d) {
+// A file that is not there is no failure: s->doc stays NULL. `relaxed`: it may
+// have what people write into JSON, comments and commas too many.
+static mcp_code source_open(mcp *m, const char *path, bool relaxed,
+                            config_source *s, diag *d) {
     size_t at = 0;
     const char *why = NULL;
     os_stat st;
@@ -9942,24 +10097,32 @@ static mcp_code source_read(mcp *m, const char *path, config_source *s,
     if (r == OS_OK && m->os.file_stat(&m->os, path, &st) == OS_OK) {
         s->mode = st.mode & 0777;
         fingerprint_text(s->hash, buf_str(&b));
-        if (b.len) json_relax(b.ptr, b.len, &s->comments);
+        if (b.len && relaxed) json_relax(b.ptr, b.len, &s->comments);
         rc = json_parse(&m->mem, buf_str(&b), &s->doc, &at, &why);
         if (rc == MCP_PROTOCOL_ERROR)
             rc = source_fail_parse(s, buf_str(&b), at, why, d);
-        else
-            rc = rc ? fail(d, rc, NULL) : source_check(s, d);
+        else if (rc)
+            rc = fail(d, rc, NULL);
     } else if (r != OS_ABSENT) {
         rc = config_os_fail(d, path, "read", r);
     }
     buf_free(&b);
+    return rc;
+}
+
+static mcp_code source_read(mcp *m, const char *path, config_source *s,
+                            diag *d) {
+    mcp_code rc = source_open(m, path, true, s, d);
+    if (!rc && s->doc) rc = source_check(s, d);
     if (rc) source_free(s);
     return rc;
 }
 
+// All entries of a file, broken ones too, over what is there.
 static mcp_code source_take(config *c, const config_source *s,
                             config_scope scope, diag *d) {
     if (!s->doc) return MCP_OK;
-    for (mcp_json v = mcp_first(s->servers); mcp_exists(v); v = mcp_next(v)) {
+    for (mcp_json v = mcp_first(s->entries); mcp_exists(v); v = mcp_next(v)) {
         server_config *e = config_entry(c, s->path, scope, json_key(v), v);
         if (!e || !config_insert(c, e))
             return fail(d, c->arena.err ? c->arena.err : MCP_LIMIT_EXCEEDED,
@@ -9969,7 +10132,8 @@ static mcp_code source_take(config *c, const config_source *s,
 }
 
 // The project's file under the name that trust is kept by: a link that is put
-// in the place of a trusted file leads to another name.
+// in the place of a trusted file leads to another name. It need not be there
+// yet, as one may trust a directory before the first `add`.
 static mcp_code trust_name(mcp *m, const config *c, buf *out, diag *d) {
     os_result r = m->os.file_real(&m->os, c->project_file, out);
     if (r == OS_ABSENT) {
@@ -9981,38 +10145,27 @@ static mcp_code trust_name(mcp *m, const config *c, buf *out, diag *d) {
     return out->err ? fail(d, out->err, NULL) : MCP_OK;
 }
 
-// The list of trusted files: {"projects":["/real/path/.mcp.json", ...]}.
+// The list of trusted files: {"projects":["/real/path/.mcp.json", ...]}. It is
+// ours alone, so it is read strictly: no comments, nothing but JSON.
 static mcp_code trust_read(mcp *m, const config *c, config_source *s, diag *d) {
-    buf b;
-    mcp_code rc = MCP_OK;
-    os_result r;
+    mcp_code rc;
 
     memset(s, 0, sizeof *s);
-    s->path = c->trust_file;
-    if (!s->path) return MCP_OK;
-    buf_init(&b, &m->mem, LIMIT_FILE_CONFIG);
-    r = m->os.file_read(&m->os, s->path, LIMIT_FILE_CONFIG, &b);
-    if (r == OS_OK) {
-        rc = json_parse(&m->mem, buf_str(&b), &s->doc, NULL, NULL);
-        if (rc) rc = fail(d, rc == MCP_OUT_OF_MEMORY ? rc
-                             : MCP_CONFIGURATION_INVALID,
-                          "%s is not JSON", s->path);
-    } else if (r != OS_ABSENT) {
-        rc = config_os_fail(d, s->path, "read", r);
-    }
-    buf_free(&b);
-    if (!rc) s->servers = json_get(json_root(s->doc), S("projects"));
+    if (!c->trust_file) return MCP_OK;
+    rc = source_open(m, c->trust_file, false, s, d);
+    if (!rc) s->entries = json_get(json_root(s->doc), S("projects"));
     return rc;
 }
 
 static bool trust_lists(const config_source *s, str name) {
-    for (mcp_json v = mcp_first(s->servers); mcp_exists(v); v = mcp_next(v))
+    for (mcp_json v = mcp_first(s->entries); mcp_exists(v); v = mcp_next(v))
         if (str_eq(mcp_view(v), name)) return true;
     return false;
 }
 
 // Ask the host, who may want to see what the file would run. That is the one
-// way in which an untrusted file is opened.
+// way in which an untrusted file is opened. The host's function may ask a
+// person, but not call us back: that counts as a callback.
 static mcp_code trust_ask(mcp *m, const config *c, bool *yes, diag *d) {
     buf text;
     os_result r;
@@ -10054,7 +10207,7 @@ static mcp_code config_trusts(mcp *m, const config *c, bool *yes, diag *d) {
 }
 
 // What the program put in by mcp_add() stays through a load and wins over the
-// files.
+// files. It is parsed again, since the old entries die with the old arena.
 static mcp_code config_keep_memory(mcp *m, config *c, diag *d) {
     mcp_code rc = MCP_OK;
     for (uint32_t i = 0; m->config && i < m->config->n && !rc; i++) {
@@ -10065,36 +10218,46 @@ static mcp_code config_keep_memory(mcp *m, config *c, diag *d) {
     return rc;
 }
 
+// The project's file counts if it is there and is trusted.
+static mcp_code config_read_project(mcp *m, config *c, config_source *s,
+                                    diag *d) {
+    os_stat st;
+    mcp_code rc;
+
+    if (!c->project_file ||
+        m->os.file_stat(&m->os, c->project_file, &st) != OS_OK)
+        return MCP_OK;
+    rc = config_trusts(m, c, &c->project_trusted, d);
+    c->project_ignored = !c->project_trusted;
+    if (rc || !c->project_trusted) return rc;
+    return source_read(m, c->project_file, s, d);
+}
+
 // Both files are parsed before an entry of either is taken: a broken project
 // file must not bring back what it replaces, nor a broken global one leave the
 // project's alone (DESIGN section 4).
 static mcp_code config_read(mcp *m, config *c, diag *d) {
-    config_source first, second;
+    config_source first, project;  // first: the global file, or the only one
     config_scope scope = c->only_file ? SCOPE_FILE : SCOPE_GLOBAL;
     const char *path = c->only_file ? c->only_file : c->global_file;
-    os_stat st;
     mcp_code rc = MCP_OK;
 
     memset(&first, 0, sizeof first);
-    memset(&second, 0, sizeof second);
+    memset(&project, 0, sizeof project);
     if (path) rc = source_read(m, path, &first, d);
     if (!rc && c->only_file && !first.doc)
         rc = config_os_fail(d, path, "read", OS_ABSENT);
-    if (!rc && !c->only_file && c->project_file &&
-        m->os.file_stat(&m->os, c->project_file, &st) == OS_OK) {
-        rc = config_trusts(m, c, &c->project_trusted, d);
-        c->project_ignored = !c->project_trusted;
-    }
-    if (!rc && c->project_trusted)
-        rc = source_read(m, c->project_file, &second, d);
+    if (!rc && !c->only_file) rc = config_read_project(m, c, &project, d);
     if (!rc) rc = source_take(c, &first, scope, d);
-    if (!rc) rc = source_take(c, &second, SCOPE_PROJECT, d);
+    if (!rc) rc = source_take(c, &project, SCOPE_PROJECT, d);
     if (!rc) rc = config_keep_memory(m, c, d);
     source_free(&first);
-    source_free(&second);
+    source_free(&project);
     return rc;
 }
 
+// Both files, or with `path` that one alone, which needs no trust: the program
+// named it.
 static mcp_code config_load(mcp *m, const char *path, config **out, diag *d) {
     config *c = config_new(m);
     mcp_code rc;
@@ -10130,12 +10293,27 @@ static mcp_code config_reload(mcp *m, config **out, diag *d) {
     return rc;
 }
 
+#else  // MCP_NO_FILES: mcp_add() is left
+
+static mcp_code config_load(mcp *m, const char *path, config **out, diag *d) {
+    (void)m, (void)path;
+    *out = NULL;
+    return fail(d, MCP_NOT_BUILT, NULL);
+}
+
+static mcp_code config_reload(mcp *m, config **out, diag *d) {
+    return config_load(m, NULL, out, d);
+}
+
+#endif
+
 // A cache file: <global>/cache/mcp-c/<name><suffix>. False: nothing is kept.
 // A cache that cannot be read or written is no failure: all of it can be asked
 // of the servers again.
 static bool cache_path(mcp *m, buf *out, const char *name,
                        const char *suffix) {
-    if (m->opt.no_cache || !m->config || !m->config->global_dir) return false;
+    if (!USE_FILES || m->opt.no_cache || !m->config || !m->config->global_dir)
+        return false;
     buf_clear(out);
     buf_fmt(out, "%s/cache/mcp-c/%s%s", m->config->global_dir, name, suffix);
     return out->err == MCP_OK;
@@ -10143,23 +10321,29 @@ static bool cache_path(mcp *m, buf *out, const char *name,
 
 // A file that others may read or write is not one we wrote. The clock may have
 // been put back a little, so a file from tomorrow is fresh, a later one is not.
+static bool cache_usable(mcp *m, const os_stat *st, size_t max,
+                         int64_t max_age_s) {
+    int64_t age = m->os.unix_s(&m->os) - st->mtime_s;
+    return st->file && (st->mode & 077) == 0 && st->size <= max &&
+           age <= max_age_s && age >= -DAY_S;
+}
+
 static bool cache_read(mcp *m, const char *name, const char *suffix,
                        size_t max, int64_t max_age_s, buf *out) {
-    int64_t now = m->os.unix_s(&m->os);
     os_stat st;
     bool ok;
     buf path;
 
     buf_init(&path, &m->mem, LIMIT_VALUE);
     ok = cache_path(m, &path, name, suffix) &&
-         m->os.file_stat(&m->os, path.ptr, &st) == OS_OK && st.file &&
-         (st.mode & 077) == 0 && st.size <= max &&
-         now - st.mtime_s <= max_age_s && st.mtime_s - now <= DAY_S &&
+         m->os.file_stat(&m->os, path.ptr, &st) == OS_OK &&
+         cache_usable(m, &st, max, max_age_s) &&
          m->os.file_read(&m->os, path.ptr, max, out) == OS_OK;
     buf_free(&path);
     return ok;
 }
 
+// Only if still(arg) says so at the last moment; NULL: in any case.
 static bool cache_write(mcp *m, const char *name, const char *suffix,
                         str data, bool (*still)(void *), void *arg) {
     bool ok;
@@ -10175,6 +10359,7 @@ static bool cache_write(mcp *m, const char *name, const char *suffix,
     return ok;
 }
 
+// True: it is gone, which it also is where nothing is kept.
 static bool cache_remove(mcp *m, const char *name, const char *suffix) {
     os_result r = OS_ABSENT;
     bool ok = true;
@@ -10188,42 +10373,6 @@ static bool cache_remove(mcp *m, const char *name, const char *suffix) {
     buf_free(&path);
     return ok && (r == OS_OK || r == OS_ABSENT);
 }
-
-#else  // MCP_NO_FILES: mcp_add() is left
-
-static mcp_code config_load(mcp *m, const char *path, config **out, diag *d) {
-    (void)m, (void)path;
-    *out = NULL;
-    return fail(d, MCP_NOT_BUILT, NULL);
-}
-
-static mcp_code config_reload(mcp *m, config **out, diag *d) {
-    return config_load(m, NULL, out, d);
-}
-
-static bool cache_path(mcp *m, buf *out, const char *name,
-                       const char *suffix) {
-    (void)m, (void)out, (void)name, (void)suffix;
-    return false;
-}
-
-static bool cache_read(mcp *m, const char *name, const char *suffix,
-                       size_t max, int64_t max_age_s, buf *out) {
-    (void)max, (void)max_age_s;
-    return cache_path(m, out, name, suffix);
-}
-
-static bool cache_write(mcp *m, const char *name, const char *suffix,
-                        str data, bool (*still)(void *), void *arg) {
-    (void)data, (void)still, (void)arg;
-    return cache_path(m, NULL, name, suffix);
-}
-
-static bool cache_remove(mcp *m, const char *name, const char *suffix) {
-    return !cache_path(m, NULL, name, suffix);
-}
-
-#endif
 
 //=============================================================================
 // MARK: - 14b Resolving
@@ -10239,7 +10388,11 @@ static bool cache_remove(mcp *m, const char *name, const char *suffix) {
 // Each value that may be a secret is made known to section 4 here, before
 // anybody can show it. The fingerprint of the whole is the server's identity:
 // caches and activations of another definition are not its own.
+//
+// What is missing is told by the name of the field and of the variable alone.
 //=============================================================================
+
+enum { HIDE_LEAST = 8 };  // of a query's value: shorter ones are no keys
 
 typedef struct resolved {  // a definition with everything filled in
     arena arena;
@@ -10247,13 +10400,14 @@ typedef struct resolved {  // a definition with everything filled in
     char *cwd;
     url url;              // http
     strings headers;      // name, value ...
-    strings over;         // the definition's own env: name, value ...
+    strings over;         // stdio: the definition's env: name, value ...
     char *oauth_client_id;
     strings commands;     // name, text ...: secret commands to run
     hex64 identity;       // fingerprint of what it is (commands unrun)
 } resolved;
 
-// A definition on its way to being whole: the first failure stays in rc.
+// A definition on its way to being whole: the first failure stays in rc, and
+// every step after it does nothing.
 typedef struct fill_work {
     mcp *m;
     const server_config *c;
@@ -10274,6 +10428,21 @@ static void fill_fail(fill_work *f, const char *field, const char *fmt, ...) {
                  "server \"%s\": field \"%s\": %s", f->c->name, field, why);
 }
 
+// A value that is to be run in a shell and not to be sent: only where the user
+// wrote the '!', not where a variable brings one.
+static bool fill_is_command(const char *written) {
+    return *written == '!';
+}
+
+// The variable of that name; NULL: it is not set, or out->err is.
+static const char *fill_variable(mcp *m, str name, buf *out) {
+    char *z = mem_text(out->mem, name);
+    const char *value = z ? m->os.env(&m->os, z) : NULL;
+    if (!z) out->err = MCP_OUT_OF_MEMORY;
+    mem_text_free(out->mem, z);
+    return value;
+}
+
 // ${NAME} or ${NAME:-otherwise} at the start of `s`. False: neither, so it is
 // text like any other. As in a shell, `otherwise` also replaces an empty value.
 static bool fill_braces(mcp *m, str s, buf *out, size_t *len, str *missing) {
@@ -10281,7 +10450,6 @@ static bool fill_braces(mcp *m, str s, buf *out, size_t *len, str *missing) {
     str name = str_make(s.ptr + 2, n);
     bool has = false;
     str otherwise = str_make(NULL, 0);
-    char *z;
     const char *value;
 
     if (!n || end >= s.len) return false;
@@ -10295,10 +10463,7 @@ static bool fill_braces(mcp *m, str s, buf *out, size_t *len, str *missing) {
     }
     if (s.ptr[end] != '}') return false;
     *len = end + 1;
-    z = mem_text(out->mem, name);
-    if (!z) return out->err = MCP_OUT_OF_MEMORY, true;
-    value = m->os.env(&m->os, z);
-    mem_text_free(out->mem, z);
+    value = fill_variable(m, name, out);
     if (has && (!value || !*value))
         buf_add(out, otherwise);
     else if (value)
@@ -10310,8 +10475,7 @@ static bool fill_braces(mcp *m, str s, buf *out, size_t *len, str *missing) {
 
 // $NAME, $$ and $!, which only values of headers and variables know.
 static bool fill_dollar(mcp *m, str s, buf *out, size_t *len, str *missing) {
-    size_t n = config_variable_len(str_skip(s, 1));
-    char *z;
+    str name = str_head(str_skip(s, 1), config_variable_len(str_skip(s, 1)));
     const char *value;
 
     if (s.len > 1 && (s.ptr[1] == '$' || s.ptr[1] == '!')) {
@@ -10319,20 +10483,18 @@ static bool fill_dollar(mcp *m, str s, buf *out, size_t *len, str *missing) {
         *len = 2;
         return true;
     }
-    if (!n) return false;
-    *len = n + 1;
-    z = mem_text(out->mem, str_make(s.ptr + 1, n));
-    if (!z) return out->err = MCP_OUT_OF_MEMORY, true;
-    value = m->os.env(&m->os, z);
-    mem_text_free(out->mem, z);
+    if (!name.len) return false;
+    *len = name.len + 1;
+    value = fill_variable(m, name, out);
     if (value)
         buf_add(out, str_of(value));
     else
-        *missing = str_make(s.ptr + 1, n);
+        *missing = name;
     return true;
 }
 
-// One pass from left to right: what a variable holds is not looked at again.
+// One pass from left to right: what a variable holds is not looked at again. A
+// '$' that begins nothing we know is text.
 static void fill_expand(mcp *m, str s, bool dollars, buf *out, str *missing) {
     *missing = str_make(NULL, 0);
     while (s.len && !out->err && !missing->len) {
@@ -10406,39 +10568,43 @@ static mcp_code config_hide_query(mcp *m, str query, diag *d) {
     str part, name, value;
     while (query.len && !rc) {
         str_cut(query, '&', &part, &query);
-        if (str_cut(part, '=', &name, &value) && value.len >= 8)
+        if (str_cut(part, '=', &name, &value) && value.len >= HIDE_LEAST)
             rc = config_hide(m, value, d);
     }
     return rc;
 }
 
-// Values of headers or variables; a leading '!' in what the user wrote makes a
-// command of it, which waits in r->commands. An escaped "$!" does not.
-static void fill_pairs(fill_work *f, const char *what, const strings *from,
+// Values of headers or variables. One that is a command waits in r->commands
+// and is judged when it has printed; an escaped "$!" is none.
+static void fill_pairs(fill_work *f, bool headers, const strings *from,
                        strings *to) {
+    arena *a = &f->r->arena;
     strings *todo = &f->r->commands;
     to->list = fill_new(f, size_add(from->n, 1), sizeof *to->list);
     todo->list = fill_new(f, size_add(from->n, 1), sizeof *todo->list);
     for (uint32_t i = 0; i < from->n && !f->rc; i += 2) {
         const char *text = from->list[i + 1];
-        char field[128];
-        snprintf(field, sizeof field, "%s.%s", what, from->list[i]);
-        to->list[i] = arena_text(&f->r->arena, str_of(from->list[i]));
-        if (*text == '!')
-            to->list[i + 1] = arena_text(&f->r->arena, str_of(text));
-        else
-            to->list[i + 1] = fill_text(f, field, text, true);
+        bool command = fill_is_command(text);
+        char field[128], *value;
+        snprintf(field, sizeof field, "%s.%s", headers ? "headers" : "env",
+                 from->list[i]);
+        to->list[i] = arena_text(a, str_of(from->list[i]));
+        value = command ? arena_text(a, str_of(text))
+                        : fill_text(f, field, text, true);
+        if (!f->rc && a->err) f->rc = fail(f->d, MCP_OUT_OF_MEMORY, NULL);
         if (f->rc) break;
-        if (f->r->arena.err) f->rc = fail(f->d, MCP_OUT_OF_MEMORY, NULL);
+        to->list[i + 1] = value;
         to->n = i + 2;
-        if (f->rc) break;
-        if (*text == '!') {
+        if (command) {
             todo->list[todo->n++] = to->list[i];
-            todo->list[todo->n++] = to->list[i + 1] + 1;
-        } else {
-            f->rc = config_hide_value(f->m, str_of(to->list[i + 1]), f->d);
+            todo->list[todo->n++] = value + 1;
+            continue;
         }
+        f->rc = config_hide_value(f->m, str_of(value), f->d);
+        if (headers && !header_value_ok(str_of(value)))
+            fill_fail(f, field, "is no value for a header");
     }
+    assert(f->rc || to->n == from->n);
 }
 
 // The whole environment of the child, once all values are known: its PATH is
@@ -10449,13 +10615,25 @@ static mcp_code resolved_environment(mcp *m, resolved *r, diag *d) {
     return r->env ? MCP_OK : fail(d, MCP_OUT_OF_MEMORY, NULL);
 }
 
+// The server's working directory: the project's, or a path that starts there.
+static void fill_cwd(fill_work *f) {
+    const char *base = f->m->config ? f->m->config->project_dir : NULL;
+    const char *own = f->c->cwd ? fill_text(f, "cwd", f->c->cwd, false) : NULL;
+
+    if (own && !*own) fill_fail(f, "cwd", "is empty");
+    if (f->rc) return;
+    if (own)
+        f->r->cwd = config_join(f->m, &f->r->arena, base, own);
+    else if (base)
+        f->r->cwd = arena_text(&f->r->arena, str_of(base));
+    if (f->r->arena.err) f->rc = fail(f->d, f->r->arena.err, NULL);
+}
+
 // Neither command nor args nor cwd know `$NAME` or '!': shell-like text in them
 // is text for the server.
 static void fill_stdio(fill_work *f) {
     const server_config *c = f->c;
     resolved *r = f->r;
-    const char *base = f->m->config ? f->m->config->project_dir : NULL;
-    char *cwd = c->cwd ? fill_text(f, "cwd", c->cwd, false) : NULL;
 
     r->argv = fill_new(f, size_add(c->args.n, 2), sizeof *r->argv);
     if (!f->rc) r->argv[0] = fill_text(f, "command", c->command, false);
@@ -10465,20 +10643,14 @@ static void fill_stdio(fill_work *f) {
         snprintf(field, sizeof field, "args[%u]", (unsigned)i);
         r->argv[i + 1] = fill_text(f, field, c->args.list[i], false);
     }
-    if (cwd && !*cwd) fill_fail(f, "cwd", "is empty");
-    if (!f->rc) {
-        r->cwd = cwd ? config_join(f->m, &r->arena, base, cwd)
-                     : base ? arena_text(&r->arena, str_of(base)) : NULL;
-        if (r->arena.err) f->rc = fail(f->d, r->arena.err, NULL);
-    }
-    fill_pairs(f, "env", &c->env, &r->over);
+    fill_cwd(f);
+    fill_pairs(f, false, &c->env, &r->over);
     if (!f->rc && !r->commands.n)
         f->rc = resolved_environment(f->m, r, f->d);
 }
 
 // The URL is judged as a whole, filled in: a variable could bring user and
-// password, which would go to places that are shown. A header's value that is
-// still a command is judged when it has printed.
+// password, which would go to places that are shown.
 static void fill_http(fill_work *f) {
     const server_config *c = f->c;
     resolved *r = f->r;
@@ -10494,15 +10666,7 @@ static void fill_http(fill_work *f) {
         else
             f->rc = config_hide_query(f->m, r->url.query, f->d);
     }
-    fill_pairs(f, "headers", &c->headers, &r->headers);
-    for (uint32_t i = 0; i < r->headers.n && !f->rc; i += 2) {
-        char field[128];
-        if (c->headers.list[i + 1][0] == '!' ||
-            header_value_ok(str_of(r->headers.list[i + 1])))
-            continue;
-        snprintf(field, sizeof field, "headers.%s", r->headers.list[i]);
-        fill_fail(f, field, "is no value for a header");
-    }
+    fill_pairs(f, true, &c->headers, &r->headers);
     if (!c->oauth_client_id) return;
     r->oauth_client_id = fill_text(f, "oauthClientId", c->oauth_client_id,
                                    false);
@@ -10527,10 +10691,13 @@ static void w_values(mcp_writer *w, const char *key, const strings *now,
     mcp_w_object(w);
     for (uint32_t i = 0; i < now->n; i += 2) {
         w_key(w, str_of(now->list[i]));
-        if (written->list[i + 1][0] == '!') mcp_w_object(w);
-        if (written->list[i + 1][0] == '!') w_key(w, S("command"));
-        w_string(w, str_of(now->list[i + 1]));
-        if (written->list[i + 1][0] == '!') mcp_w_end(w);
+        if (fill_is_command(written->list[i + 1])) {
+            mcp_w_object(w);
+            w_pair(w, "command", str_of(now->list[i + 1]));
+            mcp_w_end(w);
+        } else {
+            w_string(w, str_of(now->list[i + 1]));
+        }
     }
     mcp_w_end(w);
 }
@@ -10568,6 +10735,8 @@ static void fill_identity_json(fill_work *f, mcp_writer *w) {
     mcp_w_end(w);
 }
 
+// By way of JSON and its canonical form, so that no two lists of values can
+// be the same bytes.
 static void fill_identity(fill_work *f) {
     mcp_writer w;
     mcp_doc *doc = NULL;
@@ -10615,7 +10784,8 @@ static mcp_code config_resolve(mcp *m, const server_config *c, resolved **out,
 }
 
 // The secret commands of one connection attempt, one after another under one
-// deadline. A helper of section 13 runs each.
+// deadline. A helper of section 13 runs each; it takes words that are not
+// const, so the shell's name has a place here.
 typedef struct secret_run {
     mcp *m;
     resolved *r;
@@ -10695,21 +10865,21 @@ static mcp_code secret_keep(secret_run *s, str value, diag *d) {
                            "printed what cannot be a value");
     copy = arena_text(&s->r->arena, value);
     if (!copy) return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    // The same pointer, not the same text: fill_pairs() put it in both lists.
     for (uint32_t i = 0; i < to->n; i += 2)
         if (to->list[i] == s->r->commands.list[s->at])
             to->list[i + 1] = copy;
     return config_hide_value(s->m, value, d);
 }
 
+// How one command ended; below zero nobody knows its status.
 static mcp_code secret_outcome(secret_run *s, mcp_code rc, str text,
                                int status, diag *d) {
     switch (rc) {
     case MCP_OK:
         if (status == 0) return secret_keep(s, text, d);
-        rc = MCP_SECRET_LOOKUP_FAILED;
-        if (status < 0) return secret_fail(s, d, rc, "failed");
-        secret_fail(s, d, rc, "failed");
-        d->exit_status = status;
+        rc = secret_fail(s, d, MCP_SECRET_LOOKUP_FAILED, "failed");
+        if (status > 0) d->exit_status = status;
         return rc;
     case MCP_TIMEOUT:
         return secret_fail(s, d, rc, "took too long");
@@ -10729,6 +10899,7 @@ static mcp_code secret_outcome(secret_run *s, mcp_code rc, str text,
 // PENDING until all have printed; then r is whole.
 static mcp_code secret_take(secret_run *s, diag *d) {
     while (s->at < s->r->commands.n) {
+        assert(s->at % 2 == 0);  // at a name
         str text = str_make(NULL, 0);
         int status = -1;
         mcp_code rc;
@@ -10757,6 +10928,9 @@ static mcp_code secret_take(secret_run *s, diag *d) {
 // written is judged first, so no edit saves an entry that does not work. The
 // lock is on the directory, which leaves no file behind; an editor knows no
 // lock, so the file is compared once more just before it is replaced.
+//
+// Nothing here waits for a lock: PENDING comes back and the caller, who has a
+// clock and can be cancelled, tries again.
 //=============================================================================
 
 #if USE_COMMANDS
@@ -10766,7 +10940,7 @@ typedef enum edit_kind { EDIT_ADD, EDIT_REMOVE, EDIT_TOGGLE } edit_kind;
 typedef struct config_edit {
     edit_kind kind;
     config_scope scope;  // GLOBAL or PROJECT (unused by TOGGLE)
-    const char *server;
+    const char *server;     // a valid name: it goes into JSON as it is
     str definition;         // ADD: a JSON object
     bool replace, disable;  // ADD; TOGGLE
     config_scope done_in;   // out: the scope written
@@ -10777,11 +10951,14 @@ typedef struct config_edit {
 
 #if USE_COMMANDS && USE_FILES
 
+static const char config_no_place[] =
+    "no directory for the configuration is known; set HOME or MCP_CONFIG_DIR";
+
 typedef struct edit_file {  // one file an edit reads, and may write
     config_scope scope;
     char *path, *dir;    // real ones
     config_source now;
-    os_fd lock;          // of the directory, so that no lock file is left
+    os_fd lock;          // -1: none, as when the other file's covers it
 } edit_file;
 
 typedef struct edit_work {
@@ -10794,8 +10971,17 @@ typedef struct edit_work {
     uint32_t n;
 } edit_work;
 
+// `rest`, the part of a path that is not there yet, below a real directory.
+static char *edit_below(arena *a, str dir, str rest) {
+    while (rest.len && *rest.ptr == '/') rest = str_skip(rest, 1);
+    if (!rest.len) return arena_text(a, dir);
+    if (str_is(dir, "/")) dir.len = 0;
+    return arena_fmt(a, "%.*s/%.*s", MCP_ARG(dir), MCP_ARG(rest));
+}
+
 // The real path of a file that need not be there: through its nearest parent
-// that is, so that two names of a directory are one target.
+// that is, so that two names of a directory are one target. A link that leads
+// nowhere would be replaced by a file, to its owner's surprise.
 static mcp_code edit_real(edit_work *x, const char *path, char **out) {
     mcp *m = x->m;
     size_t n = strlen(path);
@@ -10808,11 +10994,8 @@ static mcp_code edit_real(edit_work *x, const char *path, char **out) {
         char *head = arena_text(&x->c->arena, str_make(path, n));
         os_result r = head ? m->os.file_real(&m->os, head, &b) : OS_NO_MEMORY;
         if (r == OS_OK) {
-            str rest = str_skip(str_of(path), n);
-            while (rest.len && *rest.ptr == '/') rest = str_skip(rest, 1);
-            *out = !rest.len ? arena_text(&x->c->arena, buf_str(&b))
-                             : arena_fmt(&x->c->arena, "%s/%s",
-                                         b.len > 1 ? b.ptr : "", rest.ptr);
+            *out = edit_below(&x->c->arena, buf_str(&b),
+                              str_skip(str_of(path), n));
             if (!*out) rc = fail(x->d, MCP_OUT_OF_MEMORY, NULL);
         } else if (r != OS_ABSENT || n <= 1) {
             rc = config_os_fail(x->d, path, "found", r);
@@ -10836,6 +11019,7 @@ static mcp_code edit_add_target(edit_work *x, config_scope scope,
     char *slash;
     mcp_code rc;
 
+    assert(x->n < COUNT(x->files));
     if (!path) return MCP_OK;
     rc = edit_real(x, path, &t->path);
     if (rc) return rc;
@@ -10849,26 +11033,35 @@ static mcp_code edit_add_target(edit_work *x, config_scope scope,
     return MCP_OK;
 }
 
+// May we look at the project's file? If it is the one to be edited, the host is
+// asked once more: it may have changed its mind, or the file be new.
+static mcp_code edit_trusted(edit_work *x, bool *trusted) {
+    mcp_code rc;
+
+    *trusted = x->m->config->project_trusted;
+    if (*trusted || x->e->kind == EDIT_TOGGLE || x->e->scope != SCOPE_PROJECT)
+        return MCP_OK;
+    rc = config_trusts(x->m, x->c, trusted, x->d);
+    if (rc || *trusted) return rc;
+    return fail(x->d, MCP_CONFIGURATION_INVALID,
+                "%s is not trusted; the command \"trust\" changes that",
+                x->c->project_file);
+}
+
 // Which files this edit may look at: a project's only if it is trusted. A
 // toggle works on whichever file defines the server, so it needs no scope and
 // may find both to be one file.
 static mcp_code edit_targets(edit_work *x) {
     const config *now = x->m->config;
-    bool scoped = x->e->kind != EDIT_TOGGLE, trusted = now->project_trusted;
-    mcp_code rc = MCP_OK;
+    bool scoped = x->e->kind != EDIT_TOGGLE, trusted;
+    mcp_code rc;
 
     if (now->only_file && scoped)
         return fail(x->d, MCP_CONFIGURATION_INVALID,
                     "%s alone was loaded, so there is no global or project "
                     "file to edit", now->only_file);
     if (now->only_file) return edit_add_target(x, SCOPE_FILE, now->only_file);
-    if (scoped && x->e->scope == SCOPE_PROJECT && !trusted) {
-        rc = config_trusts(x->m, x->c, &trusted, x->d);
-        if (!rc && !trusted)
-            rc = fail(x->d, MCP_CONFIGURATION_INVALID,
-                      "%s is not trusted; say with the command \"trust\" that "
-                      "it is", x->c->project_file);
-    }
+    rc = edit_trusted(x, &trusted);
     if (!rc) rc = edit_add_target(x, SCOPE_GLOBAL, x->c->global_file);
     if (!rc && trusted)
         rc = edit_add_target(x, SCOPE_PROJECT, x->c->project_file);
@@ -10882,6 +11075,7 @@ static mcp_code edit_targets(edit_work *x) {
     return MCP_OK;
 }
 
+// NULL: there is no place for such a file.
 static edit_file *edit_target(edit_work *x, config_scope scope) {
     for (uint32_t i = 0; i < x->n; i++)
         if (x->files[i].scope == scope) return &x->files[i];
@@ -10898,6 +11092,7 @@ static mcp_code edit_lock(edit_work *x) {
     for (uint32_t i = 0; i < x->n; i++) {
         edit_file *t = &x->files[swap ? 1 - i : i];
         os_result r;
+        assert(t->lock < 0);
         if (i && strcmp(x->files[0].dir, x->files[1].dir) == 0) break;
         if (o->file_stat(o, t->dir, &st) != OS_OK) continue;
         r = o->file_lock(o, t->dir, &t->lock);
@@ -10907,6 +11102,7 @@ static mcp_code edit_lock(edit_work *x) {
     return MCP_OK;
 }
 
+// Closing a lock gives it up, and only then may another editor read.
 static void edit_free(edit_work *x) {
     for (uint32_t i = 0; i < x->n; i++) {
         if (x->files[i].lock >= 0)
@@ -10917,8 +11113,9 @@ static void edit_free(edit_work *x) {
     config_free(x->c);
 }
 
+// By the file as it was read, whatever its entry is worth.
 static bool edit_has(const edit_file *t, str name) {
-    return t && t->now.doc && mcp_exists(json_get(t->now.servers, name));
+    return t && t->now.doc && mcp_exists(json_get(t->now.entries, name));
 }
 
 // text with [from, to) replaced by `with`.
@@ -10928,11 +11125,14 @@ static void edit_splice(buf *out, str text, size_t from, size_t to, str with) {
     buf_add(out, str_skip(text, to));
 }
 
+// Slices of a document lie in its own text, so that they can be cut from it.
 static size_t edit_offset(str text, str part) {
+    assert(part.ptr >= text.ptr && part.ptr <= text.ptr + text.len);
     return (size_t)(part.ptr - text.ptr);
 }
 
-// The text of `doc` with member `name` of `object` given the value `value`.
+// The text of `doc` with member `name` of `object` given the value `value`: in
+// the place of the old one, else behind the last member.
 static void edit_set(buf *out, const mcp_doc *doc, mcp_json object, str name,
                      str value) {
     str text = mcp_raw(json_root(doc)), raw;
@@ -10965,13 +11165,14 @@ static void edit_cut(buf *out, const mcp_doc *doc, mcp_json object, str name) {
     mcp_json v = mcp_first(object), before = v;
     size_t from, to;
 
+    assert(mcp_exists(json_get(object, name)));
     while (!str_eq(json_key(v), name)) before = v, v = mcp_next(v);
     from = edit_offset(text, raw) + 1;
     if (v.node != before.node)
         from = edit_offset(text, mcp_raw(before)) + mcp_raw(before).len;
     to = edit_offset(text, mcp_raw(v)) + mcp_raw(v).len;
     if (v.node == before.node && mcp_exists(mcp_next(v)))
-        while (text.ptr[to++] != ',') {}
+        while (text.ptr[to++] != ',') {}  // only blanks stand before it
     edit_splice(out, text, from, to, str_make(NULL, 0));
 }
 
@@ -10998,12 +11199,11 @@ static mcp_code edit_judge(edit_work *x, const edit_file *t, mcp_json def,
 static mcp_code edit_define(edit_work *x) {
     edit_file *t = edit_target(x, x->e->scope);
     server_config *s;
+    os_result r;
     mcp_code rc;
 
     if (!t)
-        return fail(x->d, MCP_CONFIGURATION_INVALID,
-                    "there is no place for a configuration file: neither an "
-                    "option nor HOME names one");
+        return fail(x->d, MCP_CONFIGURATION_INVALID, "%s", config_no_place);
     rc = json_parse(&x->m->mem, x->e->definition, &x->def, NULL, NULL);
     if (rc == MCP_PROTOCOL_ERROR)
         return fail(x->d, MCP_CONFIGURATION_INVALID,
@@ -11011,9 +11211,8 @@ static mcp_code edit_define(edit_work *x) {
     if (rc) return fail(x->d, rc, NULL);
     rc = edit_judge(x, t, json_root(x->def), true, &s);
     if (rc) return rc;
-    rc = x->m->os.dir_make(&x->m->os, t->dir, 0700) == OS_OK
-             ? MCP_OK : config_os_fail(x->d, t->dir, "made", OS_FAILED);
-    return rc;
+    r = x->m->os.dir_make(&x->m->os, t->dir, 0700);
+    return r ? config_os_fail(x->d, t->dir, "created", r) : MCP_OK;
 }
 
 // The definition goes in as it was given: references stay references.
@@ -11026,8 +11225,8 @@ static mcp_code edit_add(edit_work *x, edit_file **at, buf *out) {
     for (uint32_t i = 0; i < x->n && !x->e->replace; i++)
         if (edit_has(&x->files[i], name))
             return fail(x->d, MCP_CONFIGURATION_INVALID,
-                        "%s defines \"%s\" already; --replace puts the new "
-                        "definition in its place, or above it in the project",
+                        "%s defines \"%s\" already; with --replace the new "
+                        "definition takes its place",
                         x->files[i].path, x->e->server);
     if (!doc) {
         rc = json_parse(&x->m->mem, S("{\"mcpServers\":{}}"), &empty, NULL,
@@ -11056,7 +11255,7 @@ static mcp_code edit_toggle(edit_work *x, edit_file **at, buf *out) {
         return fail(x->d, MCP_SERVER_UNKNOWN,
                     "no configuration file defines it");
     x->e->done_in = (*at)->scope;
-    def = json_get((*at)->now.servers, name);
+    def = json_get((*at)->now.entries, name);
     rc = edit_judge(x, *at, def, !x->e->disable, &s);
     if (rc) return rc;
     if (s->disabled == x->e->disable)
@@ -11082,21 +11281,21 @@ static mcp_code edit_remove(edit_work *x, edit_file **at, buf *out) {
         if (&x->files[i] != t && edit_has(&x->files[i], name))
             x->e->other_remains = true;
     *at = t;
-    edit_cut(out, t->now.doc, t->now.servers, name);
+    edit_cut(out, t->now.doc, t->now.entries, name);
     while (again && !rc && !out->err) {
         mcp_doc *doc = NULL;
-        mcp_json servers;
+        mcp_json entries;
         rc = json_parse(&x->m->mem, buf_str(out), &doc, NULL, NULL);
-        servers = json_get(json_root(doc), S("mcpServers"));
-        again = mcp_exists(json_get(servers, name));
+        entries = json_get(json_root(doc), S("mcpServers"));
+        again = mcp_exists(json_get(entries, name));
         if (again) buf_clear(out);
-        if (again) edit_cut(out, doc, servers, name);
+        if (again) edit_cut(out, doc, entries, name);
         json_free(doc);
     }
     return rc ? fail(x->d, rc, NULL) : MCP_OK;
 }
 
-typedef struct edit_check {
+typedef struct edit_check {  // what edit_still() is given
     mcp *m;
     const edit_file *t;
     bool no_memory;
@@ -11153,6 +11352,18 @@ static mcp_code edit_write(edit_work *x, const edit_file *t, str text) {
     return r ? config_os_fail(x->d, t->path, "written", r) : rc;
 }
 
+// The new text of one file in *out; *at: which, NULL if none has to change.
+static mcp_code edit_change(edit_work *x, edit_file **at, buf *out) {
+    switch (x->e->kind) {
+    case EDIT_ADD: return edit_add(x, at, out);
+    case EDIT_REMOVE: return edit_remove(x, at, out);
+    case EDIT_TOGGLE: return edit_toggle(x, at, out);
+    }
+    return MCP_MISUSE;
+}
+
+// Under the lock: all files are read, so that one that cannot be parsed stops
+// the edit of the other as well, then at most one is written.
 static mcp_code edit_run(edit_work *x) {
     edit_file *at = NULL;
     mcp_code rc = MCP_OK;
@@ -11162,11 +11373,7 @@ static mcp_code edit_run(edit_work *x) {
         rc = source_read(x->m, x->files[i].path, &x->files[i].now, x->d);
     if (rc) return rc;
     buf_init(&text, &x->m->mem, LIMIT_FILE_CONFIG);
-    switch (x->e->kind) {
-    case EDIT_ADD: rc = edit_add(x, &at, &text); break;
-    case EDIT_REMOVE: rc = edit_remove(x, &at, &text); break;
-    case EDIT_TOGGLE: rc = edit_toggle(x, &at, &text); break;
-    }
+    rc = edit_change(x, &at, &text);
     if (!rc && text.err) rc = fail(x->d, text.err, NULL);
     if (!rc && at && at->now.comments)
         rc = fail(x->d, MCP_CONFIGURATION_INVALID,
@@ -11179,8 +11386,8 @@ static mcp_code edit_run(edit_work *x) {
     return rc;
 }
 
-// What was written is read back as a load would read it; the caller puts it in
-// force.
+// What was written is read back as a load would read it; the caller puts *next
+// in force. NULL: nothing changed. PENDING: another editor has the lock.
 static mcp_code config_apply(mcp *m, config_edit *e, config **next, diag *d) {
     edit_work x;
     mcp_code rc = config_ready(m, d);
@@ -11205,6 +11412,7 @@ static mcp_code config_apply(mcp *m, config_edit *e, config **next, diag *d) {
     return config_load(m, m->config->only_file, next, d);
 }
 
+// The list anew: the others as they were, this one last or not at all.
 static mcp_code trust_write(mcp *m, const config_source *s, str name,
                             bool remove, diag *d) {
     mcp_writer w;
@@ -11216,7 +11424,7 @@ static mcp_code trust_write(mcp *m, const config_source *s, str name,
     mcp_w_object(&w);
     w_key(&w, S("projects"));
     mcp_w_array(&w);
-    for (mcp_json v = mcp_first(s->servers); mcp_exists(v); v = mcp_next(v))
+    for (mcp_json v = mcp_first(s->entries); mcp_exists(v); v = mcp_next(v))
         if (!str_eq(mcp_view(v), name)) w_value(&w, v);
     if (!remove) w_string(&w, name);
     mcp_w_end(&w);
@@ -11241,7 +11449,7 @@ static mcp_code trust_change(mcp *m, const config *c, bool remove, buf *told,
     config_source s;
     mcp_code rc;
 
-    if (r) return config_os_fail(d, c->global_dir, "made", r);
+    if (r) return config_os_fail(d, c->global_dir, "created", r);
     r = m->os.file_lock(&m->os, c->global_dir, &lock);
     if (r == OS_AGAIN) return MCP_PENDING;
     if (r) return config_os_fail(d, c->global_dir, "locked", r);
@@ -11255,15 +11463,13 @@ static mcp_code trust_change(mcp *m, const config *c, bool remove, buf *told,
     return rc;
 }
 
-// Remember that the project's file is trusted, or forget it. It counts from
-// the next load on.
+// Remember that the project's file is trusted, or forget it; `told` is the path
+// it is kept by. It counts from the next load on.
 static mcp_code config_trust(mcp *m, bool remove, buf *told, diag *d) {
     mcp_code rc = config_ready(m, d);
     if (rc) return rc;
     if (!m->config->global_dir)
-        return fail(d, MCP_CONFIGURATION_INVALID,
-                    "there is no place for trusted.json: neither an option "
-                    "nor HOME names one");
+        return fail(d, MCP_CONFIGURATION_INVALID, "%s", config_no_place);
     buf_clear(told);
     return trust_change(m, m->config, remove, told, d);
 }
@@ -11402,7 +11608,8 @@ struct server {               // owns the work that outlives a wait
     struct catalog *catalog[LIST_KINDS];  // 20
     struct listing *listing[LIST_KINDS];  // 20
     uint32_t lists_running;   // 20: listings under way
-    char *junk;               // the last line that was no message, sanitised
+    str stray;                // a line that was no message, still in a buffer
+    char *junk;               // the last one, sanitised
 };
 
 typedef struct ask {
@@ -11550,6 +11757,7 @@ static void rpc_delete(request *r) {
 static void rpc_begin(request *r, int64_t timeout) {
     int64_t now = r->server->m->loop.now;
 
+    assert(!r->waiting && !r->done && timeout > 0);
     r->started = now;
     r->timeout = timeout;
     if (timeout != NEVER) {
@@ -11564,6 +11772,7 @@ static void rpc_begin(request *r, int64_t timeout) {
 // Up goes a wake-up and nothing else: the owner looks when it is its turn, so
 // whoever calls this may go on using the request.
 static void rpc_done(request *r) {
+    assert(!r->abandoned && !r->done);
     r->done = true;
     job_wake(r->server->m, r->owner);
 }
@@ -11597,6 +11806,7 @@ static void rpc_lose_all(server *s, const diag *why) {
 
     for (request *r = s->pending; r; r = next) {
         next = r->next;
+        assert(r->waiting && why->code);
         if (!r->abandoned && !r->done) {
             mcp_operation op = r->failed.operation;
             diag_copy(&r->failed, why);
@@ -11611,6 +11821,7 @@ static void rpc_lose_all(server *s, const diag *why) {
 static void rpc_timed_out(request *r) {
     long long ms = (long long)(r->server->m->loop.now - r->started);
 
+    assert(r->waiting && r->timeout != NEVER);
     fail(&r->failed, MCP_TIMEOUT, "no answer to %s within %lld ms", r->method,
          ms);
     rpc_unknown_outcome(r);
@@ -11739,6 +11950,7 @@ static void rpc_id(const request *r, buf *out) {
 
 // The whole message, one line without its end.
 static void rpc_text(const request *r, buf *out) {
+    assert(!r->modern || r->server->version[0]);
     buf_add(out, S("{\"jsonrpc\":\"2.0\",\"id\":"));
     rpc_id(r, out);
     buf_add(out, S(",\"method\":"));
@@ -11777,6 +11989,7 @@ static void rpc_masked(const server *s, buf *out, str text, size_t max) {
     buf_add(out, str_head(text, max + LIMIT_SECRET));
     secrets_mask(&s->m->secrets, out, 0);
     if (out->len > max) out->len = utf8_cut(buf_str(out), max).len;
+    assert(out->len <= max);
     if (out->ptr) out->ptr[out->len] = 0;
 }
 
@@ -11844,6 +12057,7 @@ static void rpc_result(request *r, mcp_json result) {
 static void rpc_settle(request *r, mcp_doc *doc) {
     mcp_json root = json_root(doc), error = json_opt(root, S("error"));
 
+    assert(r->waiting && !r->doc);
     if (r->abandoned || r->done) {
         json_free(doc);
         if (r->abandoned) rpc_delete(r);
@@ -12002,17 +12216,26 @@ static void rpc_serve(server *s, mcp_json root, buf *reply) {
                          "not found\"}}"));
 }
 
-// Keep the beginning of what was no message: banners and stray prints explain
-// a server that does not work.
+// What was no message is only pointed at: a server may print millions of such
+// lines, and the last one is enough.
 static void rpc_junk(server *s, str line) {
+    s->stray = line;
+}
+
+// Before the bytes go: keep the beginning of the last such line. Banners and
+// stray prints explain a server that does not work.
+static void rpc_keep_junk(server *s) {
     buf shown;
 
+    if (!s->stray.len) return;
     buf_init(&shown, &s->m->mem, SIZE_MAX);
-    rpc_masked(s, &shown, line, LIMIT_JUNK);
+    if (*s->stray.ptr != '{') event_trace(s->m, s->name, false, s->stray);
+    rpc_masked(s, &shown, s->stray, LIMIT_JUNK);
     if (!s->junk) s->junk = mem_new(&s->m->mem, LIMIT_JUNK + 1);
     if (s->junk && !shown.err)
         s->junk[text_line(s->junk, buf_str(&shown))] = 0;
     buf_free(&shown);
+    s->stray.len = 0;
 }
 
 // Past the end of a string that begins at `at`, or of the text.
@@ -12063,7 +12286,7 @@ static mcp_code rpc_broken(server *s, str text, mcp_code rc, const char *why) {
     request *r = NULL;
 
     if (rc == MCP_OUT_OF_MEMORY) return rc;
-    if (id.len && id.len < 100 && *text.ptr == '{') {
+    if (id.len && id.len < 100) {
         mcp_code err = json_parse(&s->m->mem, id, &doc, NULL, NULL);
         if (err == MCP_OUT_OF_MEMORY) return err;
         if (!err) r = rpc_find(s, json_root(doc));
@@ -12097,9 +12320,9 @@ static void rpc_response(server *s, mcp_doc *doc, request *bound) {
 
 // One message from the server; an answer to it is appended to `reply`. A member
 // "method" makes it a request or a notification, whatever its id equals: the
-// server's ids are a space of their own. What is no message is remembered and
-// skipped, and while the era is open so is all but answers. Fails only for want
-// of memory. (Batches of 2025-03-26 would be taken apart here.)
+// server's ids are a space of their own. What is no message is skipped, and see
+// rpc_keep_junk(); while the era is open so is all but answers. Fails only for
+// want of memory. (Batches of 2025-03-26 would be taken apart here.)
 static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
     mcp_doc *doc = NULL;
     const char *why = "it is broken";
@@ -12108,14 +12331,16 @@ static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
 
     text = str_trim(text);
     if (text.len == 0) return MCP_OK;
+    if (*text.ptr != '{') {
+        rpc_junk(s, text);
+        return MCP_OK;
+    }
     event_trace(s->m, s->name, false, text);
     rc = json_parse(&s->m->mem, text, &doc, NULL, &why);
     if (rc) return rpc_broken(s, text, rc, why);
     root = json_root(doc);
     method = json_get(root, S("method"));
-    if (mcp_typeof(root) != MCP_OBJECT) {
-        rpc_junk(s, text);
-    } else if (mcp_typeof(method) == MCP_STRING) {
+    if (mcp_typeof(method) == MCP_STRING) {
         if (s->probing) rpc_junk(s, text);
         else if (mcp_exists(json_opt(root, S("id")))) rpc_serve(s, root, reply);
         else rpc_notice(s, mcp_view(method), json_opt(root, S("params")));
@@ -12151,7 +12376,8 @@ static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
 enum {
     WIRE_READ = 16 << 10,   // the first read; more where messages are large
     WIRE_READ_MOST = 1 << 20,
-    WIRE_READS = 64,        // then others have a turn
+    WIRE_READS = 8,         // then others have a turn, and deadlines a look
+    WIRE_READS_CALLER = 64,  // of a stream that is only tried every ms
     WIRE_KEEP = 256 << 10   // buffers larger than this are given back
 };
 
@@ -12365,6 +12591,7 @@ static mcp_code wire_queue(wire *w, str line, size_t n) {
 static mcp_code wire_put(wire *w, str line) {
     ptrdiff_t n = IO_AGAIN;
 
+    assert(w->io && str_ends(line, S("\n")));
     if (w->cut) return MCP_OK;
     if (w->out.len == 0) n = io_write(w->server->m, w->io, line.ptr, line.len);
     if (n == (ptrdiff_t)line.len) return MCP_OK;
@@ -12380,6 +12607,7 @@ static mcp_code wire_put(wire *w, str line) {
 static void wire_flush(wire *w) {
     mcp *m = w->server->m;
 
+    assert(w->put <= w->out.len);
     while (w->put < w->out.len) {
         ptrdiff_t n = io_write(m, w->io, w->out.ptr + w->put,
                                w->out.len - w->put);
@@ -12402,6 +12630,7 @@ static mcp_code wire_lines(wire *w, buf *reply) {
     mcp_code rc = MCP_OK;
     const char *end;
 
+    assert(w->seen <= w->in.len && w->in.len);
     while (!rc && (end = memchr(w->in.ptr + w->seen, '\n',
                                 w->in.len - w->seen))) {
         str line = str_make(w->in.ptr + from,
@@ -12416,6 +12645,7 @@ static mcp_code wire_lines(wire *w, buf *reply) {
         }
         buf_clear(reply);
     }
+    rpc_keep_junk(w->server);
     buf_drop(&w->in, from);
     w->seen = w->in.len;
     if (!rc && w->in.len > max) rc = MCP_LIMIT_EXCEEDED;
@@ -12445,6 +12675,7 @@ static void wire_read_end(wire *w) {
     json_free(doc);
     if (rc == MCP_PROTOCOL_ERROR) {
         rpc_junk(w->server, buf_str(&w->in));
+        rpc_keep_junk(w->server);
         rc = MCP_OK;
     } else if (w->in.len && !rc) {
         buf_byte(&w->in, '\n');
@@ -12455,12 +12686,15 @@ static void wire_read_end(wire *w) {
 }
 
 // Read what there is. A read that did not fill its room has emptied the pipe,
-// so it is the last one; where messages are large the room grows with them.
-// False: there may be more, and others have their turn first.
+// so it is the last one (the caller's stream may give little at a time); where
+// messages are large the room grows with them.
+// False: there may be more. Nobody is woken for it: the descriptor stays
+// readable, and a server that floods us does not keep others from their turn.
 static bool wire_read(wire *w) {
     mcp *m = w->server->m;
+    int most = w->proc ? WIRE_READS : WIRE_READS_CALLER;
 
-    for (int i = 0; i < WIRE_READS && !w->over; i++) {
+    for (int i = 0; i < most && !w->over; i++) {
         size_t room = w->in.len < WIRE_READ ? WIRE_READ : w->in.len;
         ptrdiff_t n;
         mcp_code rc;
@@ -12471,6 +12705,7 @@ static bool wire_read(wire *w) {
             return true;
         }
         room = w->in.cap - w->in.len - 1;
+        assert(room > 0);
         n = io_read(m, w->io, w->in.ptr + w->in.len, room);
         if (n < 0) {
             if (n != IO_AGAIN) wire_read_end(w);
@@ -12482,9 +12717,8 @@ static bool wire_read(wire *w) {
         w->in.ptr[w->in.len] = 0;
         rc = wire_took(w);
         if (rc) wire_fail(w, rc);
-        if ((size_t)n < room) return true;
+        if (w->proc && (size_t)n < room) return true;
     }
-    job_wake(m, &w->job);
     return false;
 }
 
@@ -12658,6 +12892,7 @@ static mcp_code post_start(wire *w, post_kind kind, request *r, str body,
     mcp_code rc;
     buf heads;
 
+    assert(w->http && s->now && s->wire == w);
     if (out) *out = NULL;
     if (!p) return MCP_OUT_OF_MEMORY;
     buf_init(&heads, &m->mem, LIMIT_HTTP_HEAD);
@@ -12698,7 +12933,8 @@ static mcp_code post_start(wire *w, post_kind kind, request *r, str body,
 static void post_let_go(post *p) {
     mcp *m = p->server->m;
 
-    if (p->request) p->request->transport = NULL;
+    assert(p->kind == POST_REQUEST && p->request);
+    p->request->transport = NULL;
     p->request = NULL;
     if (!p->streamed || http_now(p->x) != HTTP_STREAM) {
         post_free(p);
@@ -12764,6 +13000,7 @@ static mcp_code post_take(post *p, str text) {
 
     buf_init(&reply, &s->m->mem, LIMIT_DETAIL);
     rc = rpc_take(s, text, p->request, &reply);
+    rpc_keep_junk(s);
     if (reply.len && !reply.err) {
         event_trace(s->m, s->name, true, buf_str(&reply));
         rc = post_start(s->wire, POST_NOTE, NULL, buf_str(&reply), NULL);
@@ -12774,6 +13011,7 @@ static mcp_code post_take(post *p, str text) {
 
 // Put an answered request back among those that wait.
 static void post_revive(request *r) {
+    assert(r->done && !r->waiting && !r->resent);
     r->done = false;
     json_free(r->doc);
     r->doc = NULL;
@@ -12833,6 +13071,7 @@ static void post_judge(post *p) {
     str body = str_trim(http_body(p->x));
     mcp_code rc = MCP_OK;
 
+    assert(!r->done && http_now(p->x) == HTTP_DONE);
     if (status == 404 && post_session_lost(p, 404)) return;
     if (body.len && *body.ptr == '{') rc = post_take(p, body);
     if (r->again || (status == 400 && post_session_lost(p, 400))) return;
@@ -12925,7 +13164,7 @@ static void post_request_step(post *p) {
         if (r->done) r->failed.http_status = http_answer(p->x)->status;
     } else if (now == HTTP_DONE && !r->done) {
         if (http_answer(p->x)->status < 300) post_session(p);
-        post_judge(p);
+        if (!r->done) post_judge(p);  // no memory for the session
     }
     if (!r->done && !r->again && (rc || now >= HTTP_DONE)) post_broken(p, rc);
     if (r->done || r->again) post_let_go(p);
@@ -13197,6 +13436,7 @@ static void wire_step(mcp *m, job *j) {
 static void wire_free(wire *w) {
     mcp *m = w->server->m;
 
+    assert(!w->posts && w->server->wire != w);
     if (w->io) wire_stop(w);
     job_end(m, &w->job);
     buf_free(&w->in);
@@ -13300,6 +13540,7 @@ static void wire_send(request *r) {
     wire *w = s->wire;
     mcp_code rc;
 
+    assert(r->waiting && !r->done && !r->transport);
     if (!w || w->over) {
         if (w && w->failed.code) diag_copy(&r->failed, &w->failed);
         else fail(&r->failed, MCP_CONNECTION_FAILED, "the stream has ended");
@@ -13344,6 +13585,7 @@ static void wire_send_again(request *r) {
 static void wire_note(wire *w, str text) {
     server *s = w->server;
 
+    assert(!w->first);
     event_trace(s->m, s->name, true, text);
     buf_clear(&w->text);
     buf_add(&w->text, text);
@@ -13477,6 +13719,7 @@ static void request_free(mcp *m, request *r) {
 
     if (!r) return;
     s = r->server;
+    assert(!r->abandoned);
     r->owner = NULL;
     if (!r->done && !r->abandoned) wire_cancel(r);
     if (r->transport) post_free(r->transport);
@@ -13565,6 +13808,7 @@ static void era_store(server *s, uint8_t era, bool told) {
     uint32_t caps = told ? s->caps : 0;
     buf text;
 
+    assert(era != ERA_UNKNOWN && strlen(version) < sizeof s->era_version);
     if (s->era == era && s->era_told == told && s->era_caps == caps &&
         strcmp(s->era_version, version) == 0)
         return;
@@ -13602,7 +13846,7 @@ static bool server_caps_known(server *s, uint32_t *caps) {
 }
 
 // The version of this connection, or of the one before; NULL: not known.
-static const char *server_version_known(server *s) {
+SPARE static const char *server_version_known(server *s) {
     if (s->version[0] && s->state == SERVER_READY) return s->version;
     if (!s->config || !s->identity[0]) return NULL;
     era_recall(s);
@@ -13703,6 +13947,7 @@ static void server_drop(server *s, const diag *why) {
 static void connect_fail(server *s) {
     bool renewal = s->handshake && s->handshake->renewal;
 
+    assert(s->failed.code && s->failed.code != MCP_PENDING);
     if (s->handshake && s->handshake->first.detail.len)
         fail_more(&s->failed, "Before that, server/discover: %s",
                   buf_z(&s->handshake->first.detail));
@@ -13745,6 +13990,7 @@ static void connect_ask(server *s) {
     ask a = {0};
     buf params;
 
+    assert(s->wire && s->now);
     request_free(s->m, h->rq);
     h->rq = NULL;
     s->modern = s->probing = !h->legacy;
@@ -13961,6 +14207,7 @@ static bool connect_told(server *s, mcp_json result) {
 static void connect_done(server *s) {
     bool renewal = s->handshake->renewal;
 
+    assert(s->wire && s->version[0] && !s->handshake->rq && !s->probing);
     s->connection++;
     s->caps_told = true;
     diag_clear(&s->failed);
@@ -14038,6 +14285,7 @@ static void connect_fall_back(server *s) {
     handshake *h = s->handshake;
     request *r = h->rq;
 
+    assert(!h->legacy && r);
     if (!h->fallback && r->failed.code == MCP_CONNECTION_FAILED) {
         connect_fail_as(s, &r->failed);
         return;
@@ -14257,6 +14505,7 @@ static request *server_refused(const server *s) {
 static void server_look(server *s) {
     request *r;
 
+    assert(s->wire && !s->handshake);
     if (s->wire->lost && !s->wire->ended) server_renew(s);
     if (s->state != SERVER_READY) return;
     if (s->wire->ended) {
@@ -14324,6 +14573,7 @@ static mcp_code server_begin(server *s, uint32_t *ticket, diag *d) {
     mcp *m = s->m;
     handshake *h = mem_new(&m->mem, sizeof *h);
 
+    assert(!s->wire && !s->handshake && !s->now);
     if (!h) return fail(d, MCP_OUT_OF_MEMORY, NULL);
     diag_init(&h->first, &m->mem, &m->secrets);
     h->deadline = NEVER;
@@ -14512,8 +14762,8 @@ static void server_free(server *s) {
     mcp *m = s->m;
 
     server_close(s);
+    assert(!s->wire && !s->pending && !s->listen);
     while (s->farewells) post_free(s->farewells);
-    while (s->pending) rpc_delete(s->pending);
     job_end(m, &s->job);
     mem_free(&m->mem, s->junk, s->junk ? LIMIT_JUNK + 1 : 0);
     mem_text_free(&m->mem, s->instructions);
@@ -16009,6 +16259,10 @@ static void catalogs_free(mcp *m) {
 //
 // A whole name is a word of the vocabulary too, behind a mark that no query
 // can hold: that is how an exact identifier is found, whatever else matches.
+//
+// A file that lies can at worst rank wrongly: every offset is checked once
+// before use, and a hit is looked up in the JSON and compared before it is
+// told.
 //=============================================================================
 
 #if USE_SEARCH
@@ -16196,8 +16450,10 @@ static str word_plural(str s, char *text) {
     return s;
 }
 
-// Two words are kin if this is equal. `text` is changed. But for a last y that
-// becomes i the stem is how the word begins, which a query makes use of.
+// Two words are kin if this is equal. English only, in spirit of Lovins and
+// Porter but much lighter; words of other scripts stay whole. `text` is
+// changed. But for a last y that becomes i the stem is how the word begins,
+// which a query makes use of.
 static str word_stem(char *text, size_t len) {
     str s = str_make(text, len);
     char last;
@@ -16311,7 +16567,9 @@ static uint64_t seg_head_of(str s) {
     return head;
 }
 
-// The number of a word, new or known. An error is kept in `err`.
+// The number of a word, new or known. Open addressing, with a seed of chance:
+// else a server could send words that all fall into one slot and make this
+// quadratic. An error is kept in `err`.
 static uint32_t seg_intern(seg_build *b, str s) {
     uint32_t at;
     seg_word *w;
@@ -16447,7 +16705,9 @@ static uint32_t *seg_sort(seg_build *b, const seg_word *w, uint32_t n) {
     return from;
 }
 
-// How much a word means in a document, 1 to 255, from its occurrences there.
+// How much a word means in a document, 1 to 255, from its occurrences there:
+// the middle of BM25F, tf / (tf + k) over the weighed fields. One
+// byte, for it shares a number with the document.
 static uint32_t seg_impact(const seg_build *b, float norm[SEG_FIELDS][256],
                            const uint32_t *where, uint32_t n) {
     const uint8_t *len = b->lens[where[0] >> 3];
@@ -16602,7 +16862,8 @@ static void seg_fill_terms(const seg_build *b, seg_term *terms,
     assert(out == b->nposts);
 }
 
-// The block: everything of the builder in its final order. The check is made of
+// The block: everything of the builder in its final order, ready to be written
+// to disk as it is. The check is made of
 // the finished block, so the head is written twice. NULL: b->err says why.
 static char *seg_block(seg_build *b, catalog *c, size_t *size) {
     index_head h = {INDEX_MAGIC, INDEX_VERSION, 0, c->digest, c->json_size,
@@ -16652,7 +16913,8 @@ static void seg_keep(catalog *c, char *block, size_t size) {
                     catalog_still, c);
 }
 
-// Read all descriptors of a catalog into an index. OK without one: the catalog
+// Read all descriptors of a catalog into an index: the one time that a mapped
+// file is parsed whole, unless its index is there. OK without one: the catalog
 // turned out to be spoilt.
 static mcp_code seg_make(mcp *m, catalog *c) {
     seg_build b = {0};
@@ -16686,8 +16948,9 @@ static mcp_code seg_make(mcp *m, catalog *c) {
     return b.err;
 }
 
-// The index of a catalog: in memory, on disk, or made now. A spoilt catalog
-// has none.
+// The index of a catalog: in memory, on disk, or made now. One from disk is not
+// trusted before it was looked through, and is made anew if it is not good. A
+// spoilt catalog has none.
 static mcp_code seg_ready(mcp *m, catalog *c) {
     if (!c->index.len && !c->index_tried) catalog_open_index(c);
     if (c->index.len && !c->index_own && !c->index_checked) {
@@ -16719,7 +16982,9 @@ typedef struct hit {
 
 #if USE_SEARCH
 
-// Words that carry no meaning in a query. The second list is left out only
+// Words that carry no meaning in a query; a tool whose description has them is
+// no better a match. They stay in the index, where they cost little and a name
+// may consist of them. The second list is left out only
 // where something else remains: "get" alone may be all there is to go by.
 static const char search_stop[] =
     " a about above after again all also although always am an and another any "
@@ -16828,6 +17093,7 @@ static void search_add_word(search *q, str text) {
     for (uint32_t i = 0; i < q->nwords; i++)
         if (str_eq(str_make(q->words[i].text, q->words[i].len), text)) return;
     if (q->nwords == SEARCH_WORDS) return;
+    assert(text.len <= WORD_MAX);
     memset(w, 0, sizeof *w);
     memcpy(w->text, text.ptr, text.len);
     memcpy(w->stem, text.ptr, text.len);
@@ -16990,7 +17256,8 @@ static uint32_t search_log2(uint32_t n) {
     return log;
 }
 
-// How rare a word is: log2((N + 1) / (df + 1/2)), in 32nds, at least 1.
+// How rare a word is: log2((N + 1) / (df + 1/2)), in 32nds, at least 1. Whole
+// numbers throughout, so that no machine and no compiler ranks otherwise.
 static uint32_t search_idf(uint32_t docs, uint32_t df) {
     uint32_t all = search_log2(2 * docs + 2), some = search_log2(2 * df + 1);
     return all > some ? all - some : 1;
@@ -17143,6 +17410,7 @@ static void search_add_all(search *q, const search_seg *g, uint32_t base) {
 static void search_window(search *q, const search_seg *g, uint32_t base) {
     uint32_t n = g->s.head->docs - base, floor = 0;
 
+    assert(base < g->s.head->docs);
     if (n > SEARCH_WINDOW) n = SEARCH_WINDOW;
     memset(q->score, 0, n * sizeof *q->score);
     memset(q->cover, 0, n * sizeof *q->cover);
@@ -17465,6 +17733,9 @@ static bool near_names(mcp *m, catalog *const *from, uint32_t n, str name,
 //
 // A tool that is active stays exactly as the model has seen it; a call
 // compares it with the live list and refuses to run what changed since.
+//
+// A discovery asks several servers for their lists. One that fails is a miss,
+// which the outcome names; what that means for the op, each verb says.
 //=============================================================================
 
 // All of it dies with one mcp_free(): the document, and an arena for the rest.
@@ -17663,7 +17934,7 @@ static bool session_allows(mcp *m, const char *native) {
     return ok;
 }
 
-// Take `a` over, in the place of the same tool or behind the others; there is
+// Takes `a`, in the place of the same tool or behind the others; there is
 // room. Memory was got before, so that a set changes whole or not at all.
 static void session_put(mcp *m, active *a) {
     session *x = m->session;
@@ -17740,7 +18011,8 @@ static void session_reconcile(mcp *m) {
         if (!active_holds(m, m->session->list[i])) session_drop(m, i);
 }
 
-// The servers' own work goes on; whoever asks next finds it done.
+// The servers' own work goes on; whoever asks next finds it done. What a miss
+// holds are copies, so they outlive the servers' own records.
 static void discovery_free(op *o) {
     discovery *x = o->discovery;
     mem *k = &o->m->mem;
@@ -17825,7 +18097,8 @@ static server *session_server(mcp *m, str name, diag *d) {
     return NULL;
 }
 
-// Put one server into the discovery; one that cannot be used is a miss.
+// Put one server into the discovery, once; one that cannot be used is a miss. A
+// server that was added since discovery_new() counted them is for the next one.
 static mcp_code discovery_add(op *o, str name, uint32_t kinds) {
     discovery *x = o->discovery;
     server *s;
@@ -17843,7 +18116,8 @@ static mcp_code discovery_add(op *o, str name, uint32_t kinds) {
     return MCP_OK;
 }
 
-// Every enabled server, in order of name.
+// Every enabled server, in order of name. One with a bad entry is a miss: its
+// tools are not there, and nobody would know why.
 static mcp_code discovery_all(op *o, uint32_t kinds) {
     const config *c = o->m->config;
     mcp_code rc = MCP_OK;
@@ -17993,7 +18267,8 @@ static void op_free(op *o) {
     mem_free(&m->mem, o, sizeof *o);
 }
 
-// What it held is let go at once, not when the host comes to take it.
+// What it held is let go at once, not when the host comes to take it: a request
+// that is still on its way is cancelled on the wire now.
 static void op_done(op *o, mcp_code code) {
     mcp *m = o->m;
 
@@ -18042,7 +18317,9 @@ static void op_fail(op *o, mcp_code code) {
 }
 
 // Arguments that are no JSON object are the caller's fault, but in a dispatch
-// the model's: then o->args is missing and the verb says so.
+// the model's: then o->args is missing and the verb says so. They are parsed
+// even where they are passed on as text, for a server may not be fed what is
+// not JSON.
 static mcp_code op_arguments(op *o, str args) {
     mcp_code rc = MCP_OK;
     const char *why = NULL;
@@ -18137,7 +18414,8 @@ static mcp_code session_adopt(mcp *m, config *next, const op *self) {
     return rc;
 }
 
-// At close: calls that run are dropped without a word to the host.
+// At close: calls that run are dropped without a word to the host, which may be
+// half gone itself.
 static void session_free(mcp *m) {
     if (!m->session) return;
     while (m->ops) op_free(m->ops);
@@ -18571,7 +18849,8 @@ static mcp_code op_call(op *o) {
     return rc ? rc : op_exchange(o, NULL, call_send);
 }
 
-// A list of strings; where one is needed at all, none may be blank.
+// A list of strings; where one is needed at all, none may be blank. Lengths are
+// in characters, as in a JSON schema.
 static bool strings_ok(mcp_json list, uint32_t least, uint32_t most,
                        uint32_t chars) {
     uint32_t n = 0;
@@ -18609,7 +18888,8 @@ static bool text_ok(mcp_json v, uint32_t least, uint32_t most) {
     return mcp_typeof(v) == MCP_STRING && n >= least && n <= most;
 }
 
-// {"uri"} or {"template","arguments"}; checked before anything is connected.
+// {"uri"} or {"template","arguments"}. What a template comes to is judged like
+// a URI that was given: arguments could else smuggle in another scheme.
 static mcp_code read_begin(op *o) {
     mcp_json uri = json_get(o->args, S("uri"));
     mcp_json text = json_get(o->args, S("template"));
@@ -18820,7 +19100,8 @@ static mcp_code op_request(op *o) {
 }
 
 // As the server describes it today: a program that asks for a whole list
-// wants no file of yesterday, unless it forbids connecting.
+// wants no file of yesterday, unless it forbids connecting. Descriptors go out
+// raw, with members that this library does not know.
 static mcp_code op_list(op *o) {
     str word = mcp_view(json_opt(o->args, S("kind")));
     catalog *list = NULL;
@@ -18865,7 +19146,9 @@ static mcp_code op_connect(op *o) {
     return op_tell(o, &w);
 }
 
-// Not while something is being set up or listed: others wait for that.
+// Not while something is being set up or listed: others wait for that. Done
+// only when the process or session has ended, so that a host may replace its
+// program.
 static mcp_code op_disconnect(op *o) {
     server *s = op_server(o);
 
@@ -18969,8 +19252,9 @@ static mcp_code search_scope(op *o, uint32_t kinds) {
     return s ? discovery_add(o, named, kinds) : o->failed.code;
 }
 
-// The strings of a list inside a descriptor, or a member of its elements, as
-// an array of the same key. What is not as it should be is left out.
+// The strings of a list inside a descriptor ("required" of a schema,
+// "arguments" of a prompt), or a member of its elements, as an array of the
+// same key. What is not as it should be is left out.
 static void tell_strings(op *o, mcp_writer *w, str json, const char *key,
                          const char *member) {
     mcp_doc *doc = NULL;
@@ -18990,7 +19274,8 @@ static void tell_strings(op *o, mcp_writer *w, str json, const char *key,
     json_free(doc);
 }
 
-// With the schema, for a program that calls without activating.
+// With the schema, for a program that calls without activating. The text for a
+// model leaves it out.
 static void tell_tool(op *o, mcp_writer *w, const char *owner,
                       const item *it) {
     buf id;
@@ -19085,7 +19370,8 @@ static mcp_code op_search(op *o) {
     return rc ? rc : search_tell(o, kinds, (uint32_t)limit);
 }
 
-// What an activation will change, made before anything is changed.
+// What an activation will change, made before anything is changed. `seen` holds
+// names for the model: two spellings of one tool are one.
 typedef struct activation {
     active *fresh[LIMIT_ACTIVATE];
     uint32_t n;
@@ -19234,7 +19520,8 @@ static mcp_code activate_one(op *o, activation *n, mcp_writer *w, str id) {
     return rc ? rc : w_err(w);
 }
 
-// All in one step: either the table and the answer, or neither.
+// All in one step: either the table and the answer, or neither. The same word
+// twice is answered once.
 static mcp_code activate_tell(op *o, mcp_json names) {
     activation n = {{NULL}, 0, {{0}}, 0, 0};
     mcp_code rc = MCP_OK;
@@ -19272,7 +19559,8 @@ static mcp_json activate_names(op *o) {
     return mcp_exists(names) ? names : json_opt(o->args, S("names"));
 }
 
-// Only servers that an identifier leads to are asked, for their tools.
+// Only servers that an identifier leads to are asked, for their tools: to load
+// a tool of one must not start all the others.
 static mcp_code op_activate(op *o) {
     mcp_json names = activate_names(o);
     const config *c = o->m->config;
@@ -19348,7 +19636,8 @@ static restored restore_one(op *o, mcp_json v) {
     return r;
 }
 
-// The tools of a snapshot that is one of ours, else missing.
+// The tools of a snapshot that is one of ours, else missing. It may come from a
+// file that anyone has edited, so it is checked like any input.
 static mcp_json restore_list(op *o) {
     mcp_json list = json_get(o->args, S("tools"));
     mcp_json none = {NULL, 0};
@@ -19366,7 +19655,8 @@ static mcp_json restore_list(op *o) {
     return list;
 }
 
-// Which servers have to be listed before it can be decided.
+// Which servers have to be listed before it can be decided. As a rule none
+// has to be: a conversation that is resumed starts no process.
 static mcp_code restore_ask(op *o, mcp_json list) {
     mcp_code rc = discovery_new(o);
 
@@ -19666,8 +19956,9 @@ static void tell_read_call(telling *t, str owner, str key, str uri) {
     w_free(&w);
 }
 
-// A link is not followed. A model is given the call that would read it, if
-// the server at hand could be asked for it at all.
+// A link is not followed: what it costs and does is the model's to decide. A
+// model is given the call that would read it, if the server at hand could be
+// asked for it at all.
 static void tell_link(telling *t, mcp_json v) {
     str uri = mcp_view(json_opt(v, S("uri")));
 
@@ -19816,7 +20107,8 @@ static void tell_short(telling *t, str s) {
         buf_add(&t->text, S("\xE2\x80\xA6"));
 }
 
-// Never a schema: that is what activation is for.
+// Never a schema: that is what activation is for, and fifty of them would fill
+// a model's context. What is required shows whether a tool fits.
 static void tell_tool_hit(telling *t, mcp_json v) {
     tell_label(t, "[tool] ", mcp_view(json_get(v, S("id"))));
     buf_add(&t->text, S(" \xE2\x80\x94 "));
@@ -19895,7 +20187,8 @@ static void tell_search(telling *t) {
     t->r->is_error = t->o->none != MCP_OK;
 }
 
-// A line for each identifier, so that a partial success can be used.
+// A line for each identifier, so that a partial success can be used. The name
+// to call stands last in its line, where it is easiest to find.
 static void tell_activate(telling *t) {
     mcp_json list = json_get(t->r->root, S("tools"));
     bool any = false;
@@ -19923,7 +20216,8 @@ static void tell_activate(telling *t) {
     t->r->is_error = t->o->none != MCP_OK;
 }
 
-// A message of a prompt holds one block (MCP prompts/get), not a list.
+// A message of a prompt holds one block (MCP prompts/get), not a list. The role
+// is only a word here; a host that wants messages has them in the root.
 static void tell_prompt(telling *t) {
     mcp_json list = json_opt(t->r->root, S("messages"));
 
@@ -20023,7 +20317,8 @@ static bool result_spill(mcp *m, mcp_result *r) {
 }
 
 // Cut the text for a model and say where the whole is. The call has been
-// made, so not being able to save it is no failure of the call.
+// made, so not being able to save it is no failure of the call: an error here
+// would make a model repeat what was carried out.
 static void tell_bound(telling *t) {
     mcp *m = t->o->m;
     str s = text_bound(buf_str(&t->text));
@@ -20044,7 +20339,8 @@ static void tell_bound(telling *t) {
                S("a large result could not be saved to a file"), t->o->id);
 }
 
-// The text that a model gets for a failure: the diagnostic, never its detail.
+// The text that a model gets for a failure: the diagnostic, never its detail,
+// which may hold a server's words or a path of the user's.
 static void tell_failure(telling *t) {
     op *o = t->o;
 
@@ -20073,6 +20369,7 @@ static mcp_code result_finish(telling *t, mcp_result **out) {
     op *o = t->o;
     mcp_code rc;
 
+    assert(o->done && !o->result);
     if (o->failed.code && !o->none) {
         tell_failure(t);
     } else {
@@ -20147,7 +20444,8 @@ static const char door_usage[] =
 
 static const char door_no_object[] = "The arguments are not a JSON object.";
 
-// An object without any other member than these.
+// An object without any other member than these. What is misspelt is refused
+// rather than left out: a model that is told learns, one that is not goes on.
 static bool door_keys(mcp_json v, const char *const *keys, size_t n) {
     if (mcp_typeof(v) != MCP_OBJECT) return false;
     for (mcp_json e = mcp_first(v); mcp_exists(e); e = mcp_next(e)) {
@@ -20269,7 +20567,8 @@ static mcp_code door_choose(op *o) {
     return op_name(o, str_of(a->tool));
 }
 
-// The first step of a dispatch; from then on it is what it was found to be.
+// The first step of a dispatch; from then on it is what it was found to be. A
+// refusal is an outcome as well: its text goes to the model.
 static void door_step(mcp *m, job *j) {
     op *o = (op *)j;
     mcp_code rc;
@@ -20345,6 +20644,7 @@ static void door_define(mcp_writer *w, mcp_shape shape, str name,
     static const char *const keys[] = {"inputSchema", "input_schema",
                                        "parameters"};
 
+    assert((size_t)shape < COUNT(keys));
     mcp_w_object(w);
     if (shape == MCP_SHAPE_OPENAI) {
         w_pair(w, "type", S("function"));
@@ -20358,7 +20658,8 @@ static void door_define(mcp_writer *w, mcp_shape shape, str name,
     mcp_w_end(w);
 }
 
-// The server's description stands between two lines of ours. The schema goes
+// The server's description stands between two lines of ours, since a model
+// reads all of it as being told by us. The schema goes
 // as it was when the tool was activated.
 static void door_define_active(mcp *m, mcp_writer *w, mcp_shape shape,
                                const active *a) {
@@ -20482,19 +20783,28 @@ static void content_blocks(mcp_writer *w, const mcp_result *r,
 //
 // Nothing that was typed comes back in a failure: a header, a variable or a
 // URL may hold a secret, so a mistake is answered with the command's usage.
+// The one exception is the key of an argument, without which a person would
+// have to search a long line for the fault.
 //=============================================================================
 
 #if USE_COMMANDS
 
 enum {
-    COMMAND_KIDS = 4,         // searches of one command in flight
-    COMMAND_FLAGS = 5,
+    COMMAND_KIDS = LIMIT_IN_FLIGHT,  // child ops of one command
+    COMMAND_FLAGS = 4,        // of one command
+    COMMAND_WORDS = 1000,     // of a command that takes any number
     COMMAND_PARAMETERS = 40,  // of a tool that are described
-    COMMAND_WIDTH = 79        // columns of the help
+    COMMAND_WIDTH = 79,       // columns of the help
+    COMMAND_NAME = 40,        // columns of a server's name in the table
+    COMMAND_NEAR = 3,         // wrong letters in a name that is still guessed
+    COMMAND_REFS = 4,         // steps into a schema for the type of a value
+    COMMAND_NESTED = 2,       // levels of a type that are shown
+    COMMAND_CHOICES = 4       // alternatives of a type that are shown
 };
 
 typedef struct command_work command_work;
 
+// A line of the table at the end of 24c.
 typedef struct command {
     const char *name;
     const char *usage;   // what follows the name
@@ -20507,16 +20817,18 @@ typedef struct command {
     mcp_code (*run)(command_work *w);
 } command;
 
+// All that a command knows between two steps.
 struct command_work {
     mcp *m;
     op *o;
     diag *d;             // the op's
     arena arena;
     strings words;       // without the command's name and its flags
-    const command *is, *table;
-    const char *flags[COMMAND_FLAGS];  // the values, by place in the table
+    const command *is;   // NULL: nobody looked yet
+    const command *table;  // all of them, which stand at the end of 24c
+    const char *flags[COMMAND_FLAGS];  // the values, by place in is->flags
     strings queries;     // search
-    bool begun;
+    bool begun;          // what a run function does only once is done
     int64_t until;       // an edit gives up
     mcp_code words_rc;   // of the quote parser
     bool edited;         // entries that are broken are told as well
@@ -20550,6 +20862,7 @@ static size_t command_json_len(str s) {
     return 0;
 }
 
+// A typed line on its way into words.
 typedef struct quote_state {
     str in;
     size_t at;
@@ -20592,7 +20905,20 @@ static bool quote_json(quote_state *q) {
     return true;
 }
 
-// One word. True: there is one; *why is set when the line is at fault.
+// A quote opens or closes, every other byte belongs to the word.
+static void quote_byte(quote_state *q, char c) {
+    if (c == q->quote)
+        q->quote = 0;
+    else if (!q->quote && (c == '\'' || c == '"'))
+        q->quote = c;
+    else
+        buf_byte(&q->out, c);
+    q->word = true;
+    q->at++;
+}
+
+// One word. True: there is one; *why is set when the line is at fault. Quoted
+// and bare parts may touch, as in a shell: a"b c"d is one word.
 static bool quote_word(quote_state *q, const char **why) {
     buf_clear(&q->out);
     q->word = false;
@@ -20606,12 +20932,7 @@ static bool quote_word(quote_state *q, const char **why) {
             *why = "the line ends with a backslash that protects nothing";
             return false;
         }
-        if (c == q->quote || (!q->quote && (c == '\'' || c == '"')))
-            q->quote = q->quote ? 0 : c;
-        else
-            buf_byte(&q->out, c);
-        q->word = true;
-        q->at++;
+        quote_byte(q, c);
     }
     if (q->quote) *why = "a quote is opened and not closed";
     return q->word && !q->quote;
@@ -20655,7 +20976,8 @@ static mcp_code command_words(mem *m, str line, strings *out, arena *a,
     return !rc && why ? fail(d, MCP_MISUSE, "%s", why) : rc;
 }
 
-// How the host spells a command: "/mcp " in a chat, "mcp " in a shell.
+// How the host spells a command: "/mcp " in a chat, "mcp " in a shell. A hint
+// that cannot be typed as it stands is none.
 static const char *command_prefix(const mcp *m) {
     return m->opt.command_prefix ? m->opt.command_prefix : "/mcp ";
 }
@@ -20666,31 +20988,10 @@ static mcp_code command_usage(command_work *w) {
                 w->is->name, *w->is->usage ? " " : "", w->is->usage);
 }
 
-// The number of edits between two names, at most `most` + 1 (Wagner and
-// Fischer, one row kept).
-static uint32_t command_distance(const char *a, const char *b, uint32_t most) {
-    uint32_t row[LIMIT_NAME + 1];
-    size_t n = strlen(a), k = strlen(b);
-    if (n > LIMIT_NAME || k > LIMIT_NAME) return most + 1;
-    for (size_t i = 0; i <= n; i++) row[i] = (uint32_t)i;
-    for (size_t j = 1; j <= k; j++) {
-        uint32_t corner = row[0];
-        row[0] = (uint32_t)j;
-        for (size_t i = 1; i <= n; i++) {
-            uint32_t best = corner + (to_lower(a[i - 1]) != to_lower(b[j - 1]));
-            corner = row[i];
-            if (row[i] + 1 < best) best = row[i] + 1;
-            if (row[i - 1] + 1 < best) best = row[i - 1] + 1;
-            row[i] = best;
-        }
-    }
-    return row[n] > most ? most + 1 : row[n];
-}
-
 // Half of a name or more may not be wrong: then it is another name.
 static void command_near(const char *typed, const char *name, uint32_t *best,
                          const char **nearest) {
-    uint32_t n = command_distance(typed, name, *best - 1);
+    uint32_t n = near_distance(str_of(typed), str_of(name), *best - 1);
     if (n >= *best || n * 2 > strlen(name)) return;
     *best = n;
     *nearest = name;
@@ -20745,7 +21046,7 @@ static uint32_t value_allowed(mcp_json schema, mcp_json root, int depth) {
     mcp_json v = json_get(schema, S("$ref")), type;
     uint32_t bits = 0;
 
-    if (depth > 4) return 0;
+    if (depth > COMMAND_REFS) return 0;
     if (str_starts(mcp_view(v), S("#")))
         return value_allowed(mcp_pointer(root, mcp_string(v, "#") + 1), root,
                              depth + 1);
@@ -20766,7 +21067,7 @@ static uint32_t value_allowed(mcp_json schema, mcp_json root, int depth) {
 
 // The key and what it takes; what was typed is not told.
 static mcp_code value_refuse(command_work *w, str key, uint32_t allowed) {
-    char names[80];
+    char names[80];  // all seven of them, with " or " between
     size_t n = 0;
     for (size_t i = 0; i < COUNT(value_names); i++)
         if (allowed & value_names[i].bit)
@@ -20799,7 +21100,7 @@ static mcp_code value_write(command_work *w, mcp_writer *out, str key,
     return rc;
 }
 
-typedef struct word_arg {
+typedef struct word_arg {  // both views lie in the word
     str key, value;
     bool json;  // key:=value
 } word_arg;
@@ -20841,14 +21142,13 @@ static mcp_code argument_write(command_work *w, mcp_writer *out, uint32_t at,
     argument_cut(w->words.list[at], &first);
     w_key(out, first.key);
     if (first.json && times == 1) return argument_json(w, out, &first);
-    if (times == 1 && !(allowed & VALUE_ARRAY))
-        return value_write(w, out, first.key, first.value, allowed);
-    if (times == 1 && ((allowed & VALUE_STRING) ||
+    if (times == 1 && (!(allowed & VALUE_ARRAY) || (allowed & VALUE_STRING) ||
                        str_starts(str_trim(first.value), S("["))))
         return value_write(w, out, first.key, first.value, allowed);
     if (allowed && !(allowed & VALUE_ARRAY))
         return fail(w->d, MCP_MISUSE, "argument \"%.*s\" is given twice",
                     MCP_ARG(first.key));
+    // From here on it is an array, and what counts is the type of its items.
     if (str_starts(mcp_view(ref), S("#")))
         schema = mcp_pointer(root, mcp_string(ref, "#") + 1);
     allowed = value_allowed(json_get(schema, S("items")), root, 0);
@@ -20864,7 +21164,8 @@ static mcp_code argument_write(command_work *w, mcp_writer *out, uint32_t at,
 }
 
 // key=value ... from word `at` on as a JSON object. With `schema` the values
-// get its types, else they are strings (of a template).
+// get its types, else they are strings (of a template). A key that comes again
+// is written once, at its first place: JSON readers differ about two.
 static mcp_code arguments_write(command_work *w, mcp_writer *out, uint32_t at,
                                 mcp_json schema, bool strings_only) {
     mcp_json props = json_get(schema, S("properties"));
@@ -20914,52 +21215,55 @@ static bool arguments_are_json(const command_work *w, uint32_t at) {
     return w->words.n == at + 1 && *w->words.list[at] == '{';
 }
 
-// Is `word` this flag? "--kind=" takes a value, in the same word or the next.
-static bool command_flag(const char *flag, const char *word,
-                         const char **value, bool *next) {
-    size_t n = strlen(flag);
-    bool takes = n && flag[n - 1] == '=';
+// Which of the command's flags a word is; COMMAND_FLAGS: none. "--kind=" takes
+// a value, in the same word or (then *value is NULL) in the next.
+static size_t command_flag(const command *is, const char *word,
+                           const char **value) {
+    for (size_t k = 0; k < COMMAND_FLAGS && is->flags[k]; k++) {
+        const char *flag = is->flags[k];
+        size_t n = strlen(flag);
+        bool takes = flag[n - 1] == '=';
+        *value = takes ? word + n : "";
+        if (strncmp(flag, word, n) == 0 && (takes || !word[n])) return k;
+        *value = NULL;
+        if (takes && strncmp(flag, word, n - 1) == 0 && !word[n - 1]) return k;
+    }
+    return COMMAND_FLAGS;
+}
 
-    *next = false;
-    *value = "";
-    if (!takes) return strcmp(flag, word) == 0;
-    if (strncmp(flag, word, n) == 0) return *value = word + n, true;
-    *next = strncmp(flag, word, n - 1) == 0 && !word[n - 1];
-    return *next;
+// False: it comes twice, which only --query may.
+static bool command_flag_keep(command_work *w, size_t k, const char *value,
+                              uint32_t *cap) {
+    bool again = strcmp(w->is->flags[k], "--query=") == 0;
+
+    if (again && !command_push(&w->arena, &w->queries, cap, str_of(value)))
+        return false;
+    if (!again && w->flags[k]) return false;
+    w->flags[k] = value;
+    return true;
 }
 
 // Take the flags out of the words. False: one is unknown, comes twice or has no
 // value. Behind "--" nothing is a flag.
 static bool command_flags(command_work *w) {
-    uint32_t kept = 0, cap = 0, i = 0;
-    const char *value;
-    bool next;
+    char **words = w->words.list;
+    uint32_t n = w->words.n, kept = 0, cap = 0, i = 0;
 
     if (w->is->flags[0] && !*w->is->flags[0]) return true;  // does it itself
-    for (; i < w->words.n; i++) {
-        const char *word = w->words.list[i];
-        size_t k = 0;
-        if (strcmp(word, "--") == 0) break;
-        if (strncmp(word, "--", 2) != 0) {
-            w->words.list[kept++] = w->words.list[i];
+    for (; i < n && strcmp(words[i], "--") != 0; i++) {
+        const char *value = NULL;
+        size_t k;
+        if (strncmp(words[i], "--", 2) != 0) {
+            words[kept++] = words[i];
             continue;
         }
-        while (k < COMMAND_FLAGS && w->is->flags[k] &&
-               !command_flag(w->is->flags[k], word, &value, &next))
-            k++;
-        if (k == COMMAND_FLAGS || !w->is->flags[k]) return false;
-        if (next && ++i == w->words.n) return false;
-        if (next) value = w->words.list[i];
-        if (strcmp(w->is->flags[k], "--query=") == 0) {
-            if (!command_push(&w->arena, &w->queries, &cap, str_of(value)))
-                return false;
-        } else if (w->flags[k]) {
+        k = command_flag(w->is, words[i], &value);
+        if (k == COMMAND_FLAGS) return false;
+        if (!value && ++i == n) return false;
+        if (!command_flag_keep(w, k, value ? value : words[i], &cap))
             return false;
-        }
-        w->flags[k] = value;
     }
-    while (i < w->words.n && ++i < w->words.n)
-        w->words.list[kept++] = w->words.list[i];
+    while (i < n && ++i < n) words[kept++] = words[i];
     w->words.n = kept;
     return true;
 }
@@ -20986,7 +21290,7 @@ static bool command_flags(command_work *w) {
 static mcp_code command_no_server(command_work *w, const char *name) {
     const config *c = w->m->config;
     const char *nearest = NULL;
-    uint32_t best = 4;
+    uint32_t best = COMMAND_NEAR + 1;
     for (uint32_t i = 0; c && i < c->n; i++)
         command_near(name, c->servers[i]->name, &best, &nearest);
     if (nearest)
@@ -21016,7 +21320,7 @@ static mcp_code command_kid(command_work *w, mcp_verb verb, const char *target,
     op *kid;
 
     while (i < COMMAND_KIDS && w->kids[i]) i++;
-    assert(i < COMMAND_KIDS);
+    assert(i < COMMAND_KIDS);  // who starts one has counted w->flying
     kid = op_start(w->m, verb, target, args, &rc);
     if (!kid) {
         diag_copy(w->d, &w->m->failed);
@@ -21038,7 +21342,8 @@ static void command_kid_free(command_work *w, uint32_t i) {
     w->flying--;
 }
 
-// One child whose outcome is the command's: start it, wait, take it over.
+// One child whose outcome is the command's: start it, wait, take it over. Its
+// arguments are read at the start alone; later calls may give what they like.
 static mcp_code command_through(command_work *w, mcp_verb verb,
                                 const char *target, str args) {
     op *kid = w->kids[0];
@@ -21068,6 +21373,7 @@ static void command_args(command_work *w, mcp_writer *args) {
     mcp_w_object(args);
 }
 
+// The same with the arguments that command_args() began; they end here.
 static mcp_code command_through_args(command_work *w, mcp_verb verb,
                                      const char *target, mcp_writer *args) {
     mcp_code rc;
@@ -21087,14 +21393,22 @@ static const char *command_mark(bool good) {
     return good ? "\xE2\x9C\x94\xEF\xB8\x8E" : "\xE2\x9C\x98\xEF\xB8\x8E";
 }
 
-static void command_done(command_work *w, const char *name,
-                         const char *said) {
-    buf_fmt(&w->text, "%s %s: %s", command_mark(true), name, said);
+// "x: saved in the global configuration."; `place` may be NULL.
+static void command_done(command_work *w, const char *name, const char *said,
+                         const char *place) {
+    buf_fmt(&w->text, "%s %s: %s%s%s.", command_mark(true), name, said,
+            place ? " " : "", place ? place : "");
     w_pair(&w->json, "server", str_of(name));
     w_pair(&w->json, "done", str_of(w->is->name));
 }
 
-// How a server stands; a stored failure yields to what is going on.
+// Said after more than one command.
+static const char command_opens[] = " It connects when it is first used.";
+static const char command_closed[] =
+    " The connection is closed; none of its tools is active any more.";
+
+// How a server stands; a stored failure yields to what is going on. Idle is no
+// fault: nothing connects before it is needed.
 typedef enum standing {
     STANDS_IDLE, STANDS_CONNECTED, STANDS_CONNECTING, STANDS_DISABLED,
     STANDS_FAILED
@@ -21138,15 +21452,17 @@ static void command_cell(buf *b, const char *name, size_t width) {
 }
 
 static const char *command_transport(const server_config *c) {
-    switch (c->transport) {
-    case TRANSPORT_STDIO: return "stdio";
-    case TRANSPORT_HTTP: return "http";
-    case TRANSPORT_IO: return "io";
-    }
-    return "";
+    static const char *const names[] = {[TRANSPORT_STDIO] = "stdio",
+                                        [TRANSPORT_HTTP] = "http",
+                                        [TRANSPORT_IO] = "io"};
+    return names[c->transport];
 }
 
-static void command_error(mcp_writer *json, mcp_code code) {
+// Why a server that stands as failed did so: code and fixed message. The rest
+// may name places and is for the person alone.
+static void command_error(mcp_writer *json, const server_config *c,
+                          const server *s) {
+    mcp_code code = c->bad ? MCP_CONFIGURATION_INVALID : s->failed.code;
     w_key(json, S("error"));
     mcp_w_object(json);
     w_pair(json, "code", str_of(mcp_code_name(code)));
@@ -21154,8 +21470,9 @@ static void command_error(mcp_writer *json, mcp_code code) {
     mcp_w_end(json);
 }
 
-static void command_row(command_work *w, const server_config *c,
-                        size_t width) {
+// *unknown is set when a dash had to stand for a number.
+static void command_row(command_work *w, const server_config *c, size_t width,
+                        bool *unknown) {
     server *s = server_find(w->m, str_of(c->name));
     standing how = command_standing(c, s);
     int64_t tools = command_tools_known(c->bad ? NULL : s);
@@ -21164,6 +21481,7 @@ static void command_row(command_work *w, const server_config *c,
     command_cell(&w->text, c->name, width);
     buf_fmt(&w->text, "  %s %-10s", command_standings[how].glyph,
             command_standings[how].word);
+    *unknown |= tools < 0;
     if (tools < 0)
         buf_add(&w->text, S("      \xE2\x80\x94"));
     else
@@ -21177,9 +21495,7 @@ static void command_row(command_work *w, const server_config *c,
     if (s && *s->version) w_pair(&w->json, "protocol", str_of(s->version));
     if (tools >= 0) w_pair_int(&w->json, "tools", tools);
     w_pair_int(&w->json, "active", loaded);
-    if (how == STANDS_FAILED)
-        command_error(&w->json, c->bad ? MCP_CONFIGURATION_INVALID
-                                       : s->failed.code);
+    if (how == STANDS_FAILED) command_error(&w->json, c, s);
     mcp_w_end(&w->json);
 }
 
@@ -21203,31 +21519,37 @@ static void command_trouble(command_work *w, const server_config *c) {
     buf_byte(&w->text, '\n');
 }
 
-// One row a server, then what each one suffers from. Names are cut at 40
-// columns, so that a row fits into 80.
-static void command_table(command_work *w) {
+// One row a server. Names are cut, so that a row fits into 80 columns.
+static void command_rows(command_work *w, const config *c) {
+    size_t width = sizeof "Server" - 1;
+    bool unknown = false;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        size_t n = strlen(c->servers[i]->name);
+        if (n > width) width = n > COMMAND_NAME ? COMMAND_NAME : n;
+    }
+    command_cell(&w->text, "Server", width);
+    buf_add(&w->text, S("  State         Tools  Loaded\n"));
+    for (uint32_t i = 0; i < c->n; i++)
+        command_row(w, c->servers[i], width, &unknown);
+    if (unknown)
+        buf_add(&w->text, S("\nA server connects when it is needed; until its "
+                            "tools are listed, \xE2\x80\x94 stands for their "
+                            "number.\n"));
+}
+
+// The table, then what each server suffers from, then what was left out.
+static void command_overview(command_work *w) {
     const config *c = w->m->config;
-    size_t width = 6;
 
     w_key(&w->json, S("servers"));
     mcp_w_array(&w->json);
-    for (uint32_t i = 0; c && i < c->n; i++) {
-        size_t n = strlen(c->servers[i]->name);
-        if (n > width) width = n > 40 ? 40 : n;
-    }
-    if (c && c->n) {
-        command_cell(&w->text, "Server", width);
-        buf_add(&w->text, S("  State         Tools  Loaded\n"));
-    } else {
-        buf_add(&w->text, S("No server is configured.\n"));
-    }
-    for (uint32_t i = 0; c && i < c->n; i++)
-        command_row(w, c->servers[i], width);
-    mcp_w_end(&w->json);
     if (c && c->n)
-        buf_add(&w->text, S("\nA server is connected when it is needed. "
-                            "\xE2\x80\x94 means that its tools were not "
-                            "listed yet.\n"));
+        command_rows(w, c);
+    else
+        buf_fmt(&w->text, "No server is configured; %shelp add tells how to "
+                "add one.\n", command_prefix(w->m));
+    mcp_w_end(&w->json);
     for (uint32_t i = 0; c && i < c->n; i++) command_trouble(w, c->servers[i]);
     if (c && c->project_ignored)
         buf_fmt(&w->text, "%s is not trusted and was left out; %strust "
@@ -21258,35 +21580,53 @@ static mcp_code command_check(command_work *w) {
     return w->flying ? MCP_PENDING : MCP_OK;
 }
 
-static mcp_code command_list(command_work *w) {
-    mcp_code rc = w->flags[0] ? command_check(w) : MCP_OK;
-    if (!rc) command_table(w);
+// Without a check it only tells what is known, and so cannot fail.
+static mcp_code command_show(command_work *w, bool check) {
+    mcp_code rc = check ? command_check(w) : MCP_OK;
+    if (!rc) command_overview(w);
     return rc;
+}
+
+static mcp_code command_list(command_work *w) {
+    return command_show(w, w->flags[0] != NULL);
+}
+
+// False: it is neither word, and *out means nothing.
+static bool command_scope_of(str word, config_scope *out) {
+    *out = str_is(word, "global") ? SCOPE_GLOBAL : SCOPE_PROJECT;
+    return *out == SCOPE_GLOBAL || str_is(word, "project");
 }
 
 // The options of `add`, all in front of the name.
 typedef struct add_words {
     command_work *w;
-    uint32_t at;
-    bool replace, global, project, stdio, http;
-    strings env, headers, scopes;  // name, value ...; scopes
+    uint32_t at;            // in the words: the first that was not looked at
+    bool replace, scoped, stdio, http;
+    config_scope scope;
+    strings env, headers;   // name, value ...
+    strings scopes;
     const char *client, *port;
 } add_words;
+
+// An option is at least two words and adds at most two texts, so there is room
+// for as many as there are words.
+static bool add_text(add_words *a, strings *to, str s) {
+    const strings *words = &a->w->words;
+    if (!to->list)
+        to->list = arena_new(&a->w->arena,
+                             size_mul(words->n, sizeof *to->list));
+    if (!to->list) return false;
+    assert(to->n < words->n);
+    to->list[to->n] = arena_text(&a->w->arena, s);
+    return to->list[to->n] && ++to->n;
+}
 
 // A name may come once: of two values for one header nobody could say which is
 // meant.
 static bool add_pair(add_words *a, strings *to, str name, str value,
                      bool any_case) {
-    arena *to_arena = &a->w->arena;
-    if (config_pair(to, name, any_case)) return false;
-    if (!to->list)
-        to->list = arena_new(to_arena,
-                             size_mul(a->w->words.n, sizeof *to->list));
-    if (!to->list) return false;
-    to->list[to->n] = arena_text(to_arena, name);
-    to->list[to->n + 1] = arena_text(to_arena, value);
-    to->n += 2;
-    return true;
+    return !config_pair(to, name, any_case) && add_text(a, to, name) &&
+           add_text(a, to, value);
 }
 
 // 'Name: value', blanks after the colon being no part of the value. A line
@@ -21303,6 +21643,7 @@ static bool add_header(add_words *a, str value) {
     return add_pair(a, &a->headers, name, rest, true);
 }
 
+// A name that a shell could not set is refused: it is mostly a slip.
 static bool add_env(add_words *a, str value) {
     str name, rest;
     return str_cut(value, '=', &name, &rest) && name.len &&
@@ -21310,47 +21651,60 @@ static bool add_env(add_words *a, str value) {
            add_pair(a, &a->env, name, rest, false);
 }
 
-static bool add_once(const char **to, const char *value) {
-    if (*to) return false;
-    *to = value;
+static bool add_scope(add_words *a, str value) {
+    if (a->scoped) return false;
+    a->scoped = true;
+    return command_scope_of(value, &a->scope);
+}
+
+static bool add_transport(add_words *a, str value) {
+    if (a->stdio || a->http) return false;
+    a->stdio = str_is(value, "stdio");
+    a->http = str_is(value, "http");
+    return a->stdio || a->http;
+}
+
+static bool add_client_id(add_words *a, str value) {
+    if (a->client) return false;
+    a->client = value.ptr;
     return true;
 }
 
-static bool add_flag(bool *to) {
-    if (*to) return false;
-    return *to = true;
+// Which characters it may have is judged with the definition (section 14).
+static bool add_oauth_scope(add_words *a, str value) {
+    for (uint32_t i = 0; i < a->scopes.n; i++)
+        if (str_is(value, a->scopes.list[i])) return false;
+    return add_text(a, &a->scopes, value);
 }
 
-static bool add_port(add_words *a, const char *value) {
+static bool add_port(add_words *a, str value) {
     uint64_t n;
-    return str_to_u64(str_of(value), 65535, &n) && n &&
-           add_once(&a->port, value);
+    if (a->port || !str_to_u64(value, 65535, &n) || !n) return false;
+    a->port = value.ptr;
+    return true;
 }
+
+// A value is a whole word, so its text ends with NUL.
+static const struct {
+    const char *name;
+    bool (*set)(add_words *a, str value);
+} add_option_table[] = {
+    {"--scope", add_scope},
+    {"--transport", add_transport},
+    {"--header", add_header},
+    {"--env", add_env},
+    {"--oauth-client-id", add_client_id},
+    {"--oauth-scope", add_oauth_scope},
+    {"--oauth-callback-port", add_port},
+};
 
 // One option and its value. A value that looks like an option is a forgotten
 // value. False: the line is wrong.
 static bool add_option(add_words *a, const char *name, const char *value) {
-    str v = str_of(value);
-    if (!value || str_starts(v, S("--"))) return false;
-    if (strcmp(name, "--scope") == 0) {
-        if (a->global || a->project) return false;
-        a->global = str_is(v, "global");
-        a->project = str_is(v, "project");
-        return a->global || a->project;
-    }
-    if (strcmp(name, "--transport") == 0) {
-        if (a->stdio || a->http) return false;
-        a->stdio = str_is(v, "stdio");
-        a->http = str_is(v, "http");
-        return a->stdio || a->http;
-    }
-    if (strcmp(name, "--header") == 0) return add_header(a, v);
-    if (strcmp(name, "--env") == 0) return add_env(a, v);
-    if (strcmp(name, "--oauth-client-id") == 0)
-        return add_once(&a->client, value);
-    if (strcmp(name, "--oauth-scope") == 0)
-        return add_pair(a, &a->scopes, v, v, false);
-    if (strcmp(name, "--oauth-callback-port") == 0) return add_port(a, value);
+    if (!value || str_starts(str_of(value), S("--"))) return false;
+    for (size_t i = 0; i < COUNT(add_option_table); i++)
+        if (strcmp(name, add_option_table[i].name) == 0)
+            return add_option_table[i].set(a, str_of(value));
     return false;
 }
 
@@ -21363,16 +21717,18 @@ static bool add_options(add_words *a) {
         if (!str_starts(str_of(word), S("--")) || !word[2]) break;
         a->at++;
         if (strcmp(word, "--replace") == 0) {
-            if (!add_flag(&a->replace)) return false;
+            if (a->replace) return false;
+            a->replace = true;
             continue;
         }
         if (!add_option(a, word, a->at < words->n ? words->list[a->at] : NULL))
             return false;
         a->at++;
     }
-    return a->global || a->project;
+    return true;
 }
 
+// A list of names and values as an object; an empty one is left out.
 static void add_json_pairs(mcp_writer *out, const char *key,
                            const strings *pairs) {
     if (!pairs->n) return;
@@ -21383,6 +21739,14 @@ static void add_json_pairs(mcp_writer *out, const char *key,
     mcp_w_end(out);
 }
 
+// Do the `n` words behind the name, and the options, go together?
+static bool add_fits(const add_words *a, bool stdio, uint32_t n) {
+    if (stdio)
+        return n > 1 && !a->http && !a->headers.n && !a->client &&
+               !a->scopes.n && !a->port;
+    return n == 1 && !a->stdio && !a->env.n;
+}
+
 // <server> <url>, or <server> -- <command> [args...]; then as a definition.
 static bool add_definition(add_words *a, mcp_writer *out) {
     const strings *words = &a->w->words;
@@ -21390,33 +21754,23 @@ static bool add_definition(add_words *a, mcp_writer *out) {
     uint32_t n = words->n - a->at - 1;
     bool stdio = n && strcmp(rest[0], "--") == 0;
 
-    if (stdio ? n < 2 || a->http || a->headers.n || a->client || a->scopes.n ||
-                    a->port
-              : n != 1 || a->stdio || a->env.n)
-        return false;
+    if (!add_fits(a, stdio, n)) return false;
     mcp_w_object(out);
     w_pair(out, stdio ? "command" : "url", str_of(rest[stdio]));
     if (stdio && n > 2) {
-        w_key(out, S("args"));
-        mcp_w_array(out);
-        for (uint32_t i = 2; i < n; i++) w_string(out, str_of(rest[i]));
-        mcp_w_end(out);
+        strings args = {rest + 2, n - 2};
+        w_texts(out, "args", &args);
     }
     add_json_pairs(out, "env", &a->env);
     add_json_pairs(out, "headers", &a->headers);
     if (a->client) w_pair(out, "oauthClientId", str_of(a->client));
-    if (a->scopes.n) {
-        w_key(out, S("oauthScopes"));
-        mcp_w_array(out);
-        for (uint32_t i = 0; i < a->scopes.n; i += 2)
-            w_string(out, str_of(a->scopes.list[i]));
-        mcp_w_end(out);
-    }
+    if (a->scopes.n) w_texts(out, "oauthScopes", &a->scopes);
     if (a->port) w_pair_raw(out, "oauthCallbackPort", str_of(a->port));
     mcp_w_end(out);
     return true;
 }
 
+// Put it in force; NULL: nothing changed.
 static mcp_code command_adopt(command_work *w, config *next) {
     mcp_code rc = next ? session_adopt(w->m, next, w->o) : MCP_OK;
     return rc ? fail(w->d, rc, NULL) : MCP_OK;
@@ -21426,117 +21780,112 @@ static mcp_code command_adopt(command_work *w, config *next) {
 static mcp_code command_again(command_work *w) {
     if (!w->until) w->until = w->m->loop.now + TIME_EDIT;
     if (w->m->loop.now >= w->until)
-        return fail(w->d, MCP_BUSY, "another process keeps the configuration "
-                    "files locked");
+        return fail(w->d, MCP_BUSY, "another process is editing the "
+                    "configuration; try again later");
     job_at(w->m, &w->o->job, w->m->loop.now + TIME_EDIT_AGAIN);
     return MCP_PENDING;
 }
 
-static const char *command_scope(config_scope scope) {
-    switch (scope) {
-    case SCOPE_GLOBAL: return "global";
-    case SCOPE_PROJECT: return "project";
-    case SCOPE_FILE: return "loaded";
-    case SCOPE_MEMORY: break;
-    }
-    return "program's";
-}
+// For JSON and for a person.
+static const struct {
+    const char *word, *place;
+} command_scopes[] = {
+    [SCOPE_MEMORY] = {"program", "the program itself"},
+    [SCOPE_GLOBAL] = {"global", "the global configuration"},
+    [SCOPE_PROJECT] = {"project", "the project's configuration"},
+    [SCOPE_FILE] = {"file", "the file that was loaded"}};
 
-// Write, then put in force; the same for each kind of edit.
+// Write, then put in force; the same for each kind of edit. From here on a
+// failure is this server's, which need not exist yet.
 static mcp_code command_edit(command_work *w, config_edit *e) {
     config *next = NULL;
-    mcp_code rc = config_apply(w->m, e, &next, w->d);
+    mcp_code rc;
+
+    snprintf(w->d->server, sizeof w->d->server, "%s", e->server);
+    rc = config_apply(w->m, e, &next, w->d);
     if (rc == MCP_PENDING) return command_again(w);
     if (!rc) rc = command_adopt(w, next);
     w->edited = true;
     if (rc) return rc;
-    w_pair(&w->json, "scope", str_of(command_scope(e->done_in)));
+    w_pair(&w->json, "scope", str_of(command_scopes[e->done_in].word));
     w_pair_bool(&w->json, "changed", e->changed);
     return MCP_OK;
 }
 
+// An option that other clients have.
+static bool add_wants_oauth(const strings *words) {
+    for (uint32_t i = 0; i < words->n; i++) {
+        if (strcmp(words->list[i], "--") == 0) return false;
+        if (strcmp(words->list[i], "--oauth") == 0) return true;
+    }
+    return false;
+}
+
+// The two mistakes that everybody makes once are told; for the others the usage
+// says more.
 static mcp_code command_add(command_work *w) {
-    add_words a;
-    config_edit e;
+    add_words a = {.w = w};
+    config_edit e = {.kind = EDIT_ADD};
+    const server_config *c;
     mcp_writer def;
     mcp_code rc;
 
-    memset(&a, 0, sizeof a);
-    memset(&e, 0, sizeof e);
-    a.w = w;
-    for (uint32_t i = 0; i < w->words.n; i++) {
-        if (strcmp(w->words.list[i], "--") == 0) break;
-        if (strcmp(w->words.list[i], "--oauth") == 0)
-            return fail(w->d, MCP_MISUSE, "leave --oauth out: signing in to an "
-                        "HTTP server needs no option");
-    }
+    if (add_wants_oauth(&w->words))
+        return fail(w->d, MCP_MISUSE, "leave --oauth out: signing in to an "
+                    "HTTP server needs no option");
     if (!add_options(&a) || a.at == w->words.n ||
         !config_name_ok(str_of(w->words.list[a.at])))
         return command_usage(w);
+    if (!a.scoped)
+        return fail(w->d, MCP_MISUSE, "say with --scope global or --scope "
+                    "project, in front of the name, which file is to hold the "
+                    "server");
     w_init(&def, &w->m->mem, LIMIT_FILE_CONFIG);
     if (!add_definition(&a, &def) || w->arena.err || w_err(&def)) {
         rc = w->arena.err ? w->arena.err : w_err(&def);
         w_free(&def);
         return rc ? fail(w->d, rc, NULL) : command_usage(w);
     }
-    e.kind = EDIT_ADD;
-    e.scope = a.global ? SCOPE_GLOBAL : SCOPE_PROJECT;
+    e.scope = a.scope;
     e.server = w->words.list[a.at];
     e.definition = w_str(&def);
     e.replace = a.replace;
-    snprintf(w->d->server, sizeof w->d->server, "%s", e.server);
     rc = command_edit(w, &e);
     w_free(&def);
     if (rc) return rc;
-    command_done(w, e.server, a.global
-                     ? "saved in the global configuration."
-                     : "saved in the project's configuration.");
-    buf_add(&w->text, S(" Connecting, signing in and listing its tools happen "
-                        "when they are needed."));
-    if (a.global && w->m->config->project_trusted)
-        buf_add(&w->text, S(" A definition in the trusted project goes before "
-                            "the global one."));
+    command_done(w, e.server, "saved in", command_scopes[e.scope].place);
+    c = config_find(w->m->config, str_of(e.server));
+    buf_add(&w->text, c && c->scope == SCOPE_PROJECT && e.scope != c->scope
+                ? S(" In this project its own definition goes before it.")
+                : S(command_opens));
     return MCP_OK;
 }
 
+// The credentials stay, as the server may only be moved to the other file.
 static mcp_code command_remove(command_work *w) {
-    config_edit e;
+    config_edit e = {.kind = EDIT_REMOVE, .server = w->words.list[0]};
     mcp_code rc;
 
-    memset(&e, 0, sizeof e);
-    e.kind = EDIT_REMOVE;
-    e.server = w->words.list[0];
-    if (!w->flags[0] || !config_name_ok(str_of(e.server)))
+    if (!w->flags[0] || !command_scope_of(str_of(w->flags[0]), &e.scope) ||
+        !config_name_ok(str_of(e.server)))
         return command_usage(w);
-    e.scope = strcmp(w->flags[0], "global") == 0 ? SCOPE_GLOBAL
-                                                 : SCOPE_PROJECT;
-    if (e.scope == SCOPE_PROJECT && strcmp(w->flags[0], "project") != 0)
-        return command_usage(w);
-    snprintf(w->d->server, sizeof w->d->server, "%s", e.server);
     rc = command_edit(w, &e);
     if (rc) return rc;
-    command_done(w, e.server, e.scope == SCOPE_GLOBAL
-                     ? "removed from the global configuration."
-                     : "removed from the project's configuration.");
+    command_done(w, e.server, "removed from", command_scopes[e.scope].place);
     buf_add(&w->text, S(" Credentials were kept."));
     buf_add(&w->text, e.other_remains
-                ? S(" Its definition in the other file counts now; it is "
-                    "connected when it is needed.")
-                : S(" Its connection is closed and its tools are not active "
-                    "any more."));
+                ? S(" The definition in the other file counts now.")
+                : S(command_closed));
     w_pair_bool(&w->json, "otherRemains", e.other_remains);
     return MCP_OK;
 }
 
 // Enabling connects nothing; disabling closes at once, as each edit does.
 static mcp_code command_toggle(command_work *w) {
-    config_edit e;
+    config_edit e = {.kind = EDIT_TOGGLE, .server = w->words.list[0]};
     const server_config *c;
     mcp_code rc;
 
-    memset(&e, 0, sizeof e);
-    e.kind = EDIT_TOGGLE;
-    e.server = w->words.list[0];
     e.disable = strcmp(w->is->name, "disable") == 0;
     rc = command_server(w, e.server, true, &c);
     if (rc) return rc;
@@ -21545,18 +21894,14 @@ static mcp_code command_toggle(command_work *w) {
                     "the program added this server; no file defines it");
     rc = command_edit(w, &e);
     if (rc) return rc;
-    command_done(w, e.server,
-                 e.disable ? "disabled in the " : "enabled in the ");
-    buf_fmt(&w->text, "%s configuration.%s", command_scope(e.done_in),
-            !e.changed ? " It was so before."
-            : e.disable
-                ? " Its connection is closed and its tools are not active any "
-                  "more."
-                : " Connecting and listing its tools happen when they are "
-                  "needed.");
+    command_done(w, e.server, e.disable ? "disabled in" : "enabled in",
+                 command_scopes[e.done_in].place);
+    buf_add(&w->text, !e.changed ? S(" It was so already; nothing was written.")
+                      : e.disable ? S(command_closed) : S(command_opens));
     return MCP_OK;
 }
 
+// A failure leaves everything as it was, connections included.
 static mcp_code command_reload(command_work *w) {
     config *next = NULL;
     mcp_code rc = config_reload(w->m, &next, w->d);
@@ -21564,9 +21909,9 @@ static mcp_code command_reload(command_work *w) {
     w->edited = true;
     if (rc) return rc;
     w_pair_int(&w->json, "servers", w->m->config->n);
-    buf_fmt(&w->text, "%s The configuration was loaded again. Connections open "
-            "when they are needed; tools of servers that changed or are gone "
-            "are not active any more.", command_mark(true));
+    buf_fmt(&w->text, "%s The configuration was loaded again. Servers connect "
+            "when they are needed; tools of those that changed or are gone are "
+            "not active any more.", command_mark(true));
     return MCP_OK;
 }
 
@@ -21596,6 +21941,8 @@ static mcp_code command_trust(command_work *w) {
     return rc;
 }
 
+// The patterns are no secrets, and the first thing to look at when a tool is
+// missed.
 static void command_filters(command_work *w, const char *label, const char *key,
                             const strings *list, const char *none) {
     buf_fmt(&w->text, "%s: %s", label, list->n ? "" : none);
@@ -21625,16 +21972,17 @@ static void command_get_hidden(command_work *w, const server_config *c) {
     w_pair_int(&w->json, http ? "headers" : "env", pairs);
 }
 
+// What is no secret: where it is defined, how it is reached and with what.
 static void command_get_facts(command_work *w, const server_config *c) {
     static const char *const protocols[] = {"auto", "legacy", "modern"};
-    const char *who = c->transport == TRANSPORT_STDIO ? "the server's own"
+    const char *who = c->transport == TRANSPORT_STDIO ? "left to the server"
         : config_pair(&c->headers, S("authorization"), true)
             ? "by a configured header" : "none configured";
     server *s = server_find(w->m, str_of(c->name));
     const char *version = s ? server_version_known(s) : NULL;
 
     buf_fmt(&w->text, "Defined in: %s%s\nTransport: %s\nProtocol: %s",
-            command_scope(c->scope),
+            command_scopes[c->scope].place,
             c->scope == SCOPE_PROJECT && c->in_global
                 ? " (in place of the global definition)" : "",
             command_transport(c), protocols[c->protocol]);
@@ -21644,7 +21992,7 @@ static void command_get_facts(command_work *w, const server_config *c) {
         buf_fmt(&w->text, "%d ms\n", c->timeout_ms);
     else
         buf_add(&w->text, S("default\n"));
-    w_pair(&w->json, "scope", str_of(command_scope(c->scope)));
+    w_pair(&w->json, "scope", str_of(command_scopes[c->scope].word));
     w_pair(&w->json, "transport", str_of(command_transport(c)));
     w_pair(&w->json, "protocol", str_of(protocols[c->protocol]));
     if (version) w_pair(&w->json, "version", str_of(version));
@@ -21672,9 +22020,7 @@ static mcp_code command_get(command_work *w) {
     w_pair(&w->json, "name", str_of(c->name));
     w_pair(&w->json, "state", str_of(command_standings[how].state));
     if (tools >= 0) w_pair_int(&w->json, "tools", tools);
-    if (how == STANDS_FAILED)
-        command_error(&w->json, c->bad ? MCP_CONFIGURATION_INVALID
-                                       : s->failed.code);
+    if (how == STANDS_FAILED) command_error(&w->json, c, s);
     command_trouble(w, c);
     if (c->bad) return MCP_OK;
     command_get_facts(w, c);
@@ -21693,31 +22039,46 @@ static mcp_code command_get(command_work *w) {
 // The commands that use servers: search, call, read and the rest, each a thin
 // coat over the op that a program or a model would use; and the table of all
 // commands with the step that runs one.
+//
+// Where one op does the work its result is the command's, so that a person and
+// a program are told the same; text and JSON of our own are made only where
+// several ops or none of them answer.
+//
+// A run function is called again and again until it is done. So each begins
+// with what it checks, which must hold every time, and `begun` guards what may
+// be done only once.
 //=============================================================================
 
 #if USE_COMMANDS
 
-// A schema in one line for a person: what a value may be, two levels deep.
-static void type_text(buf *out, mcp_json schema, int depth) {
-    mcp_json type = json_get(schema, S("type"));
-    mcp_json list = json_get(schema, S("enum"));
-    const char *open = "", *sep = " | ";
+// The alternatives of a schema, be they values, schemas or names of types.
+static mcp_json type_choices(mcp_json schema) {
+    static const char *const keys[] = {"enum", "anyOf", "oneOf", "type"};
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        mcp_json list = json_get(schema, str_of(keys[i]));
+        if (mcp_typeof(list) == MCP_ARRAY) return list;
+    }
+    return json_root(NULL);
+}
 
-    if (mcp_typeof(list) != MCP_ARRAY) list = json_get(schema, S("anyOf"));
-    if (mcp_typeof(list) != MCP_ARRAY) list = json_get(schema, S("oneOf"));
-    if (mcp_typeof(list) != MCP_ARRAY && mcp_typeof(type) == MCP_ARRAY)
-        list = type;
-    if (depth > 2 || mcp_exists(json_get(schema, S("$ref"))) ||
+// A schema in one line for a person: what a value may be. A schema can be as
+// large as a program; what does not fit a line is "unknown" or "union".
+static void type_text(buf *out, mcp_json schema, int depth) {
+    mcp_json type = json_get(schema, S("type")), list = type_choices(schema);
+    mcp_json fixed = json_get(schema, S("const"));
+    const char *between = "";
+
+    if (depth > COMMAND_NESTED || mcp_exists(json_get(schema, S("$ref"))) ||
         mcp_exists(json_get(schema, S("allOf")))) {
         buf_add(out, S("unknown"));
-    } else if (mcp_exists(json_get(schema, S("const")))) {
-        buf_line(out, mcp_raw(json_get(schema, S("const"))));
-    } else if (mcp_typeof(list) == MCP_ARRAY && mcp_length(list) > 4) {
+    } else if (mcp_exists(fixed)) {
+        buf_line(out, mcp_raw(fixed));
+    } else if (mcp_length(list) > COMMAND_CHOICES) {
         buf_add(out, S("union"));
-    } else if (mcp_typeof(list) == MCP_ARRAY) {
+    } else if (mcp_exists(list)) {
         for (mcp_json v = mcp_first(list); mcp_exists(v); v = mcp_next(v)) {
-            buf_add(out, str_of(open));
-            open = sep;
+            buf_add(out, str_of(between));
+            between = " | ";
             if (mcp_typeof(v) == MCP_OBJECT)
                 type_text(out, v, depth + 1);
             else
@@ -21735,6 +22096,7 @@ static void type_text(buf *out, mcp_json schema, int depth) {
     }
 }
 
+// Lists of required names are short, so nothing is kept of them.
 static bool type_required(mcp_json schema, str name) {
     mcp_json v = mcp_first(json_get(schema, S("required")));
     for (; mcp_exists(v); v = mcp_next(v))
@@ -21805,22 +22167,30 @@ static bool command_item(catalog *k, str name, item *t, mcp_code *rc) {
     return false;
 }
 
+// Names are compared with their server's, as the nearest ones are told.
+static mcp_code command_no_tool(command_work *w, catalog *k, const char *name) {
+    const char *dotted = arena_fmt(&w->arena, "%s.%s", w->words.list[0], name);
+    mcp_code rc = MCP_TOOL_CHANGED;
+    buf near;
+
+    if (!dotted) return fail(w->d, MCP_OUT_OF_MEMORY, NULL);
+    buf_init(&near, &w->m->mem, LIMIT_DETAIL);
+    fail(w->d, rc, "the server lists no such tool");
+    if (near_names(w->m, &k, 1, str_of(dotted), &near) && !near.err)
+        fail_more(w->d, "nearest: %s", buf_z(&near));
+    if (near.err) rc = fail(w->d, near.err, NULL);
+    buf_free(&near);
+    return rc;
+}
+
+// One tool in full: for people abridged, in JSON as the server gave it.
 static mcp_code command_tool(command_work *w, catalog *k, const char *name) {
-    char near[3][LIMIT_NAME + LIMIT_TOOL_NAME + 2];
     mcp_doc *doc = NULL;
-    uint32_t n = 0;
     mcp_code rc;
     item t;
 
-    if (!command_item(k, str_of(name), &t, &rc)) {
-        if (rc) return fail(w->d, rc, NULL);
-        fail(w->d, MCP_TOOL_CHANGED, "the server lists no such tool");
-        if (search_nearest(w->m, &k, 1, str_of(name), near, COUNT(near), &n))
-            n = 0;
-        for (uint32_t i = 0; i < n; i++)
-            fail_more(w->d, "%s%s", i ? "" : "nearest: ", near[i]);
-        return MCP_TOOL_CHANGED;
-    }
+    if (!command_item(k, str_of(name), &t, &rc))
+        return rc ? fail(w->d, rc, NULL) : command_no_tool(w, k, name);
     rc = json_parse(&w->m->mem, t.schema, &doc, NULL, NULL);
     if (rc) return fail(w->d, rc, NULL);
     command_signature(&w->text, &t, json_root(doc));
@@ -21831,11 +22201,12 @@ static mcp_code command_tool(command_work *w, catalog *k, const char *name) {
     return MCP_OK;
 }
 
-typedef struct tool_row {
+typedef struct tool_row {  // `at` is its place in the catalog
     str name;
     uint32_t at;
 } tool_row;
 
+// By bytes, which for names of tools is the order of the alphabet.
 static int tool_row_cmp(const void *a, const void *b) {
     const tool_row *x = a, *y = b;
     return str_cmp(x->name, y->name);
@@ -21859,7 +22230,7 @@ static mcp_code command_tool_rows(command_work *w, catalog *k) {
     w_key(&w->json, S("tools"));
     mcp_w_array(&w->json);
     if (!n)
-        buf_fmt(&w->text, "%s: no tool is there, or none passes the filters.",
+        buf_fmt(&w->text, "%s offers no tool, or its filters let none through.",
                 w->words.list[0]);
     for (uint32_t i = 0; i < n; i++) {
         if (!catalog_item(k, rows[i].at, &t))
@@ -21876,7 +22247,8 @@ static mcp_code command_tool_rows(command_work *w, catalog *k) {
 }
 
 // The catalog of the named server in *k, once it is there. The listing is the
-// server's work and is shared with whoever else waits for it.
+// server's work and is shared with whoever else waits for it. The option to use
+// caches alone goes before what the command needs.
 static mcp_code command_fetch(command_work *w, const char *name,
                               catalog_need need, catalog **k) {
     const server_config *c;
@@ -21894,6 +22266,7 @@ static mcp_code command_fetch(command_work *w, const char *name,
     return fetch_step(&w->fetch, k, w->d);
 }
 
+// Always the live list: who looks at it wants to know what is there now.
 static mcp_code command_tools(command_work *w) {
     catalog *k = NULL;
     mcp_code rc = command_fetch(w, w->words.list[0], NEED_FORCE, &k);
@@ -21902,6 +22275,7 @@ static mcp_code command_tools(command_work *w) {
     return command_tool_rows(w, k);
 }
 
+// False: a flag's value is none it can have.
 static bool search_flags(command_work *w, mcp_writer *args) {
     static const char *const kinds[] = {"all", "tools", "resources"};
     const char *kind = w->flags[0], *limit = w->flags[2];
@@ -21981,6 +22355,7 @@ static mcp_code command_search(command_work *w) {
     return MCP_OK;
 }
 
+// All names in one op, which lists each of their servers once.
 static mcp_code command_activate(command_work *w) {
     mcp_writer args;
     command_args(w, &args);
@@ -22073,35 +22448,34 @@ static mcp_code command_complete(command_work *w) {
     return command_through_args(w, MCP_DO_COMPLETE, w->words.list[0], &args);
 }
 
+// The op's own result is for programs: a person wants to know that it is done.
 static mcp_code command_renewed(command_work *w, mcp_code rc) {
     if (rc) return rc;
     mcp_free(w->o->result);
     w->o->result = NULL;
     command_done(w, w->words.list[0], w->is->operation == MCP_OP_RECONNECT
-                     ? "connected again and listed."
-                     : "its lists are up to date.");
-    buf_add(&w->text, S(" What is active stays as it is; a changed tool has to "
-                        "be activated again."));
+                     ? "connected again and listed"
+                     : "its lists are up to date", NULL);
+    buf_add(&w->text, S(" Active tools stay active; one that changed has to be "
+                        "activated again."));
     return MCP_OK;
 }
 
-// Of all servers it is `list --check` under another name.
+// Of all servers it is `list --check` under another name; of one, the failure
+// of the listing is the command's.
 static mcp_code command_refresh(command_work *w) {
     const server_config *c;
     mcp_code rc;
 
-    if (!w->words.n) {
-        rc = command_check(w);
-        if (!rc) command_table(w);
-        return rc;
-    }
+    if (!w->words.n) return command_show(w, true);
     rc = command_server(w, w->words.list[0], false, &c);
     if (!rc) rc = command_through(w, MCP_DO_REFRESH, w->words.list[0],
                                   str_make(NULL, 0));
     return command_renewed(w, rc);
 }
 
-// Not while others wait for this very connection (code busy).
+// Closed and then refreshed, which connects. Not while others wait for this
+// very connection (code busy): their calls would be lost.
 static mcp_code command_reconnect(command_work *w) {
     const server_config *c;
     mcp_code rc = command_server(w, w->words.list[0], false, &c);
@@ -22144,6 +22518,21 @@ static void help_line(buf *out, const mcp *m, const command *c) {
     buf_fmt(out, "\n      %s\n", c->about);
 }
 
+// The name is not said again; the one that was meant is, if it is clear.
+static mcp_code command_unknown(command_work *w, const char *name) {
+    const char *prefix = command_prefix(w->m), *near = NULL;
+    uint32_t best = COMMAND_NEAR + 1;
+
+    for (const command *c = w->table; c->name; c++)
+        command_near(name, c->name, &best, &near);
+    if (near)
+        return fail(w->d, MCP_MISUSE, "there is no such command; did you mean "
+                    "\"%s\"? %shelp lists them", near, prefix);
+    return fail(w->d, MCP_MISUSE, "there is no such command; %shelp lists them",
+                prefix);
+}
+
+// Needs no server and no file, so that it works when nothing else does.
 static mcp_code command_help(command_work *w) {
     const char *topic = w->words.n ? w->words.list[0] : NULL;
     bool found = false;
@@ -22161,14 +22550,14 @@ static mcp_code command_help(command_work *w) {
         mcp_w_end(&w->json);
     }
     mcp_w_end(&w->json);
-    return found ? MCP_OK : fail(w->d, MCP_MISUSE, "there is no such command");
+    return found ? MCP_OK : command_unknown(w, topic);
 }
 
-enum { ANY = 1000 };  // words
-
-static const command command_table_all[] = {
-    {"list", "[--check]", "Show each server; with --check list all anew.", 0,
-     0, MCP_OP_RECONNECT, {"--check"}, command_list},
+// In the order of the help: first what looks after servers, as it is needed
+// first. An empty flag says that the command takes its options apart itself.
+static const command command_table[] = {
+    {"list", "[--check]", "Show all servers; --check lists their tools anew.",
+     0, 0, MCP_OP_RECONNECT, {"--check"}, command_list},
     {"status", "[--check]", "The same as list.", 0, 0, MCP_OP_RECONNECT,
      {"--check"}, command_list},
     {"add",
@@ -22176,68 +22565,62 @@ static const command command_table_all[] = {
      "[--header 'Name: value'] [--env NAME=value] [--oauth-client-id ID] "
      "[--oauth-scope SCOPE] [--oauth-callback-port PORT] <server> <url> | "
      "<server> -- <command> [args...]",
-     "Save a server in a configuration file; options come first.", 0, ANY,
+     "Save a server in a configuration file; options come first.", 0,
+     COMMAND_WORDS,
      MCP_OP_CONFIGURATION, {""}, command_add},
     {"remove", "--scope global|project <server>",
      "Delete a server from a configuration file; credentials are kept.", 1, 1,
      MCP_OP_CONFIGURATION, {"--scope="}, command_remove},
-    {"enable", "<server>", "Let a server be used again.", 1, 1,
+    {"enable", "<server>", "Switch a server on again.", 1, 1,
      MCP_OP_CONFIGURATION, {NULL}, command_toggle},
-    {"disable", "<server>", "Keep a server from being used.", 1, 1,
-     MCP_OP_CONFIGURATION, {NULL}, command_toggle},
-    {"get", "<server>", "Show a server's settings, without their values.", 1,
+    {"disable", "<server>", "Switch a server off; its definition stays.", 1,
+     1, MCP_OP_CONFIGURATION, {NULL}, command_toggle},
+    {"get", "<server>", "Show a server's settings, but no secret values.", 1,
      1, MCP_OP_CONFIGURATION, {NULL}, command_get},
     {"tools", "<server> [<tool>]", "List the tools of a server, or show one.",
      1, 2, MCP_OP_SEARCH, {NULL}, command_tools},
     {"search",
      "[--kind all|tools|resources] [--server <server>] [--limit 1-50] "
      "[--query <query>]... <words>...",
-     "Find tools and resources; each --query is a search of its own.", 0, ANY,
-     MCP_OP_SEARCH, {"--kind=", "--server=", "--limit=", "--query="},
-     command_search},
+     "Find tools and resources; each --query is a search of its own.", 0,
+     COMMAND_WORDS, MCP_OP_SEARCH,
+     {"--kind=", "--server=", "--limit=", "--query="}, command_search},
     {"activate", "<server.tool>...", "Make tools callable by the model.", 1,
      LIMIT_ACTIVATE, MCP_OP_ACTIVATE, {NULL}, command_activate},
     {"call", "<server.tool> [key=value | key:=json]... | <JSON object>",
-     "Call a tool; values get the types of its schema.", 1, ANY, MCP_OP_CALL,
-     {NULL}, command_call},
+     "Call a tool; values get the types of its schema.", 1, COMMAND_WORDS,
+     MCP_OP_CALL, {NULL}, command_call},
     {"read", "<server> <uri> | <server> <template> <name>=<value>...",
-     "Read a resource.", 2, ANY, MCP_OP_READ, {NULL}, command_read},
+     "Read a resource, by its URI or through a template.", 2, COMMAND_WORDS,
+     MCP_OP_READ, {NULL}, command_read},
     {"complete", "<server> <template> <name>=<beginning> [<known>=<value>...]",
-     "Ask for values of a template's variable.", 3, ANY, MCP_OP_COMPLETE,
-     {NULL}, command_complete},
+     "Show what a template's variable can be.", 3, COMMAND_WORDS,
+     MCP_OP_COMPLETE, {NULL}, command_complete},
     {"reload", "", "Read the configuration files again.", 0, 0,
      MCP_OP_CONFIGURATION, {NULL}, command_reload},
-    {"refresh", "[<server>]", "List tools and resources again.", 0, 1,
+    {"refresh", "[<server>]", "List the tools and resources anew.", 0, 1,
      MCP_OP_REFRESH, {NULL}, command_refresh},
-    {"reconnect", "<server>", "Connect anew and list again.", 1, 1,
+    {"reconnect", "<server>", "Close the connection, connect and list.", 1, 1,
      MCP_OP_RECONNECT, {NULL}, command_reconnect},
-    {"trust", "[--remove]", "Let the project's .mcp.json count, or not.", 0, 0,
-     MCP_OP_CONFIGURATION, {"--remove"}, command_trust},
-    {"help", "[<command>]", "Show the commands.", 0, 1, MCP_OP_CONFIGURATION,
-     {NULL}, command_help},
+    {"trust", "[--remove]", "Use this project's .mcp.json, or no longer.", 0,
+     0, MCP_OP_CONFIGURATION, {"--remove"}, command_trust},
+    {"help", "[<command>]", "Show the commands, or one of them.", 0, 1,
+     MCP_OP_CONFIGURATION, {NULL}, command_help},
     {NULL, NULL, NULL, 0, 0, MCP_OP_NONE, {NULL}, NULL},
 };
 
 // The first word is the command; none at all is the status.
 static mcp_code command_find(command_work *w) {
-    const char *name = w->words.n ? w->words.list[0] : "list", *near = NULL;
-    uint32_t best = 4;
+    const char *name = w->words.n ? w->words.list[0] : "list";
 
-    w->table = command_table_all;
+    w->table = command_table;
     for (const command *c = w->table; c->name && !w->is; c++)
         if (strcmp(name, c->name) == 0) w->is = c;
     if (w->words.n) w->words.list++, w->words.n--;
-    if (w->is) return MCP_OK;
-    for (const command *c = w->table; c->name; c++)
-        command_near(name, c->name, &best, &near);
-    if (near)
-        return fail(w->d, MCP_MISUSE, "there is no such command; did you mean "
-                    "\"%s\"? %shelp lists them", near, command_prefix(w->m));
-    return fail(w->d, MCP_MISUSE, "there is no such command; %shelp lists them",
-                command_prefix(w->m));
+    return w->is ? MCP_OK : command_unknown(w, name);
 }
 
-// Once, before the first run.
+// Once, before the first run: a line that does not fit starts nothing.
 static mcp_code command_begin(command_work *w) {
     mcp_code rc = w->words_rc ? w->words_rc : command_find(w);
     if (rc) return rc;
@@ -22280,6 +22663,7 @@ static void command_step(mcp *m, job *j) {
 
     (void)m;
     if (o->done) return;
+    assert(w && w->o == o);
     rc = w->is ? MCP_OK : command_begin(w);
     if (!rc) rc = w->is->run(w);
     if (rc == MCP_PENDING) return;
@@ -22293,6 +22677,7 @@ static void command_step(mcp *m, job *j) {
         diag_copy(&o->failed, &w->kids[0]->failed);
 }
 
+// Also in mid-run, when the op is cancelled: its children go with it.
 static void command_free(op *o) {
     command_work *w = o->own;
     mcp *m = o->m;
@@ -22377,7 +22762,8 @@ static mcp_code api_misuse(mcp *m, const char *what) {
     return fail(&m->failed, MCP_MISUSE, "%s", what);
 }
 
-// May this call begin? One that could block may not while another runs.
+// May this call begin? One that could block may not while another runs: the
+// loop has one level, and a callback that waits inside it would wait for ever.
 static mcp_code api_enter(mcp *m, bool blocks) {
     if (!m) return MCP_MISUSE;
     diag_clear(&m->failed);
@@ -22559,8 +22945,8 @@ void mcp_timeout(mcp *m, int ms) {
     if (m) m->opt.timeout_ms = ms < 0 ? 0 : ms;
 }
 
-// One turn. A cancel meant for a blocking call that has just ended is lost
-// here, as mcp.h says: none runs.
+// One turn, also when nothing is due. A cancel meant for a blocking call that
+// has just ended is lost here, as mcp.h says: none runs.
 mcp_code mcp_poll(mcp *m, int ms) {
     mcp_code rc = api_enter(m, true);
 
@@ -22645,8 +23031,8 @@ mcp_code mcp_add_io(mcp *m, const char *name, const mcp_io *stream) {
     return api_add(m, name, S("{}"), stream);
 }
 
-// What is wrong outlasts what is: a server that failed is shown as failed
-// until something works again.
+// One word for a person. What is wrong outlasts what is: a server that failed
+// is shown as failed until something works again.
 static const char *api_state(const server_config *c, const server *s) {
     if (c->disabled) return "disabled";
     if (c->bad || !s) return "failed";
@@ -22694,6 +23080,7 @@ static void api_server(mcp *m, mcp_writer *w, const server_config *c) {
     catalog *list = s && !c->disabled && !c->bad
                         ? catalog_known(s, LIST_TOOLS) : NULL;
 
+    assert((size_t)c->transport < COUNT(transports));
     mcp_w_object(w);
     w_pair(w, "name", str_of(c->name));
     w_pair(w, "state", str_of(api_state(c, s)));
@@ -22707,7 +23094,8 @@ static void api_server(mcp *m, mcp_writer *w, const server_config *c) {
     mcp_w_end(w);
 }
 
-// A result whose root and text are what `w` has written.
+// A result whose root and text are what `w` has written; frees it. An empty
+// text that is given is kept, one that is missing is the JSON.
 static mcp_code api_json(mcp *m, mcp_writer *w, str text, mcp_result **out) {
     mcp_code rc = w_err(w);
 
@@ -22716,8 +23104,8 @@ static mcp_code api_json(mcp *m, mcp_writer *w, str text, mcp_result **out) {
     return api_leave(m, rc);
 }
 
-// Never connects. How many tools a server has is told if some catalog of it
-// is at hand; null is "not known", not none.
+// Never connects, so a host can show it at once. How many tools a server has is
+// told if some catalog of it is at hand; null is "not known", not none.
 mcp_code mcp_servers(mcp *m, mcp_result **out) {
     mcp_code rc = api_enter_out(m, false, out);
     mcp_writer w;
@@ -22731,8 +23119,8 @@ mcp_code mcp_servers(mcp *m, mcp_result **out) {
     return api_json(m, &w, str_make(NULL, 0), out);
 }
 
-// Two verbs have their beginnings elsewhere: what a model calls is looked at
-// in 23b, what a user types in 24.
+// Where a verb begins. Two have their beginnings elsewhere: what a model calls
+// is looked at in 23b, what a user types in 24.
 static op *api_start(mcp *m, mcp_verb verb, const char *target, str args,
                      mcp_code *rc) {
     bool line = verb == MCP_DO_COMMAND;
@@ -22754,6 +23142,7 @@ static mcp_code api_finish(mcp *m, op *o, mcp_result **out) {
     mcp_code rc;
 
     op_run(m, o);
+    assert(o->done);
     rc = op_result(o, &r);
     op_free(o);
     if (out) *out = r;
@@ -22773,7 +23162,8 @@ static mcp_code api_run(mcp *m, mcp_verb verb, const char *target, str args,
     return o ? api_finish(m, o, out) : api_leave(m, rc);
 }
 
-// The same with a place for the result that must be there.
+// The same with a place for the result that must be there: these verbs have no
+// other purpose.
 static mcp_code api_ask(mcp *m, mcp_verb verb, const char *target, str args,
                         mcp_result **out) {
     if (!out) return api_leave(m, api_misuse(m, "out is NULL"));
@@ -22967,7 +23357,8 @@ static op *api_op(mcp *m, uint64_t id) {
     return NULL;
 }
 
-// May be called from a callback: it runs nothing, it only queues.
+// May be called from a callback: it runs nothing, it only queues. The mark
+// makes its end an event; a command's own calls have none.
 mcp_code mcp_submit(mcp *m, mcp_verb verb, const char *target,
                     const char *args, uint64_t *id) {
     mcp_code rc = api_enter(m, false);
@@ -22983,7 +23374,8 @@ mcp_code mcp_submit(mcp *m, mcp_verb verb, const char *target,
     return MCP_OK;
 }
 
-// A call that is done is gone after this, whatever comes of making its result.
+// A call that is done is gone after this, whatever comes of making its result:
+// a host that has no memory left must not be asked to take it again.
 mcp_code mcp_take(mcp *m, uint64_t id, mcp_result **out) {
     mcp_code rc = api_enter_out(m, false, out);
     op *o;
@@ -23096,7 +23488,8 @@ bool mcp_is_error(const mcp_result *r) {
     return r && r->is_error;
 }
 
-// Made when it is asked for: most results never reach a terminal.
+// Made when it is asked for: most results never reach a terminal. "" also means
+// that there was no memory; the result itself is as it was.
 const char *mcp_plain(mcp_result *r) {
     str s;
 
@@ -23137,7 +23530,8 @@ mcp_code mcp_parse(mcp *m, const char *text, size_t len, mcp_result **out) {
     return m ? api_leave(m, rc) : rc;
 }
 
-// It has no handle to ask: all it needs went into the result when it was made.
+// It has no handle to ask: all it needs went into the result when it was made,
+// so a result may be turned into a message after mcp_close().
 mcp_code mcp_content(const mcp_result *r, mcp_shape shape,
                      const char *call_id, mcp_result **out) {
     mcp_writer w;
@@ -23301,7 +23695,8 @@ static bool unix_random(os *o, void *to, size_t n) {
 }
 
 // A hang-up, an error or a descriptor closed behind our back is reported as
-// what was wanted: the read or write that follows then tells which it was.
+// what was wanted: the read or write that follows then tells which it was. A
+// signal (EINTR) is as good as "nothing is ready".
 static int unix_wait(os *o, mcp_fd *fds, uint32_t n, int ms) {
     int ready = poll((struct pollfd *)(void *)fds, n, ms), left = ready;
     const short plain = POLLIN | POLLOUT;
@@ -23668,7 +24063,9 @@ static os_result unix_buf(const buf *b) {
     return b->err ? OS_NO_MEMORY : OS_OK;
 }
 
-// The size is only a guess: the file may grow, and in /proc it is 0.
+// The size is only a guess: the file may grow, and in /proc it is 0. So it is
+// read until it ends, and where `max` is used up one more byte tells a file of
+// just that size from a larger one.
 static os_result unix_file_read(os *o, const char *path, size_t max,
                                 buf *out) {
     size_t left = max, room;
@@ -23922,7 +24319,9 @@ static int unix_actions(posix_spawn_file_actions_t *act, const char *cwd,
 #else
     (void)cwd;
 #endif
-#if UNIX_ADDCLOSEFROM  // what the host left open is not for the child
+    // What the host left open is not for the child. Where the C library cannot
+    // say so, all that helps is that ours are close-on-exec.
+#if UNIX_ADDCLOSEFROM
     if (!e) e = posix_spawn_file_actions_addclosefrom_np(act, 3);
 #endif
     return e;
@@ -24077,6 +24476,7 @@ static void unix_reap(os *o, int pid) {
     while (waitpid((pid_t)pid, &status, 0) < 0 && errno == EINTR) continue;
 }
 
+// `resolve` stays NULL: getaddrinfo() would block, so section 11 does it.
 static void os_native(os *o) {
     o->now_ms = unix_now_ms;
     o->unix_s = unix_time;

@@ -48,6 +48,21 @@ static bool check_int(long long got, long long want, const char *what,
     return false;
 }
 
+#if !USE_POSIX
+// A build without a system has no heap of its own: lend it the C library's.
+static void *lent_heap(void *user, void *ptr, size_t old, size_t size) {
+    (void)user, (void)old;
+    if (size) return realloc(ptr, size);
+    free(ptr);
+    return NULL;
+}
+
+static void lend_heap(mem *m, mcp_alloc_fn fn, void *user) {
+    mem_init(m, fn ? fn : lent_heap, user);
+}
+#define mem_init lend_heap
+#endif
+
 // An allocator that counts, checks the sizes it is told, and can fail once.
 typedef struct heap {
     size_t live, calls, fail_at;
@@ -579,7 +594,7 @@ static void test_memory_blocks(void) {
     char *p, *z;
 
     mem_init(&own, NULL, &h);
-    CHECK(own.fn == mem_default && own.user == NULL);
+    CHECK(!USE_POSIX || (own.fn == mem_default && !own.user));
     mem_init(&m, heap_fn, &h);
     p = mem_new(&m, 100);
     for (int i = 0; i < 100; i++) CHECK(p[i] == 0);
@@ -1220,7 +1235,7 @@ static bool rig_init(rig *r, mem *mm) {
 // With the fake clock.
 static bool rig_fake(rig *r) {
     if (!rig_init(r, NULL)) return false;
-    r->now = r->m.loop.now = 1000000;
+    r->now = r->m.loop.now = r->m.loop.clock = 1000000;
     r->m.loop.all_polled = r->now;
     r->m.os.now_ms = rig_now;
     r->m.os.wait = rig_wait;
@@ -1460,6 +1475,68 @@ static void test_loop_restless(void) {
     CHECK_INT(r.slept, 0);
     job_end(&r.m, &a.job);
     job_end(&r.m, &b.job);
+    rig_free(&r);
+}
+
+// Each step takes a millisecond, and there is always another.
+static void busy_step(mcp *m, job *j) {
+    ticker *t = (ticker *)j;
+    t->steps++;
+    t->rig->now++;
+    job_wake(m, j);
+}
+
+// Work without an end (a server that floods us) keeps nobody waiting for more
+// than a moment: not a deadline, nor an event, nor a cancel.
+static void test_loop_flood(void) {
+    ticker busy, late[3];
+    int64_t from;
+    rig r;
+
+    if (!CHECK(rig_fake(&r))) return;
+    CHECK(ticker_init(&r, &busy));
+    busy.job.step = busy_step;
+    for (int i = 0; i < 3; i++) CHECK(ticker_init(&r, &late[i]));
+    from = r.now;
+    job_wake(&r.m, &busy.job);
+    for (int i = 0; i < 3; i++) job_at(&r.m, &late[i].job, from + 50 + i);
+    while (!late[2].steps && r.now < from + 100000) {
+        int64_t before = r.now;
+        loop_turn(&r.m, NEVER);
+        CHECK(r.now - before <= 4 * TIME_HOT_TURN);
+    }
+    CHECK(r.now - from < 50 + 6 * TIME_HOT_TURN);
+    CHECK(late[0].steps == 1 && late[1].steps == 1);
+    CHECK(r.m.loop.run != NULL);  // what is left waits for the next turn
+    for (int i = 0; i < 3; i++) job_end(&r.m, &late[i].job);
+    job_end(&r.m, &busy.job);
+    rig_free(&r);
+}
+
+// A host's clock that is set back by an hour: time goes on from where it was.
+static void test_loop_clock_back(void) {
+    ticker t;
+    int64_t from;
+    rig r;
+
+    if (!CHECK(rig_fake(&r))) return;
+    CHECK(ticker_init(&r, &t));
+    from = r.m.loop.now;
+    job_at(&r.m, &t.job, from + 100);
+    r.now += 40;
+    loop_turn(&r.m, r.m.loop.now);
+    CHECK_INT(r.m.loop.now, from + 40);
+    r.now -= 3600000;
+    loop_turn(&r.m, r.m.loop.now);
+    CHECK_INT(r.m.loop.now, from + 40);
+    CHECK_INT(t.steps, 0);
+    r.now += 59;
+    loop_turn(&r.m, r.m.loop.now);
+    CHECK_INT(t.steps, 0);
+    r.now += 1;
+    loop_turn(&r.m, r.m.loop.now);
+    CHECK_INT(t.steps, 1);
+    job_end(&r.m, &t.job);
     rig_free(&r);
 }
 
@@ -1748,6 +1825,64 @@ static void test_loop_events(void) {
     }
     free(big);
     rig_free(&r);  // frees what was not delivered
+}
+
+// What a server can cause without end is held back to a number, and the host
+// is told once that it was. What happens once is never lost.
+static void test_loop_event_limit(void) {
+    hearing t;
+    size_t live;
+    uint32_t n = 0;
+    char text[40];
+    rig r;
+
+    if (!CHECK(rig_fake(&r))) return;
+    told_init(&t, &r);
+    for (int i = 0; i < 1000; i++) {
+        event_push(&r.m, MCP_EV_CHANGED, "a", S("tools"), 0);
+        event_push(&r.m, MCP_EV_CHANGED, "a", S("prompts"), 0);
+        event_push(&r.m, MCP_EV_CHANGED, "b", S("tools"), 0);
+    }
+    loop_turn(&r.m, NEVER);
+    CHECK_STR(str_of(t.text), S("4|a|tools|0|0|0/0|0\n4|a|prompts|0|0|0/0|0\n"
+                                "4|b|tools|0|0|0/0|0\n"));
+    event_push(&r.m, MCP_EV_CHANGED, "a", S("tools"), 0);  // it is news again
+    event_done(&r.m, 9, MCP_OK);
+    for (int i = 0; i < LIMIT_EVENTS - 2; i++)
+        event_push(&r.m, MCP_EV_LOG, "s", S("line"), 0);
+    for (event *e = r.m.loop.events; e; e = e->next) n++;
+    CHECK_INT(n, LIMIT_EVENTS);
+    live = r.heap.live;
+    for (int i = 0; i < 3 * LIMIT_EVENTS; i++) {
+        snprintf(text, sizeof text, "%d", i);
+        if (i % 3 == 0) event_push(&r.m, MCP_EV_LOG, "s", str_of(text), 0);
+        else if (i % 3 == 1) event_trace(&r.m, "s", false, str_of(text));
+        else event_progress(&r.m, "s", str_of(text), 1, i, 0);
+        r.m.opt.trace = true;
+    }
+    n = 0;
+    for (event *e = r.m.loop.events; e; e = e->next) n++;
+    CHECK_INT(n, LIMIT_EVENTS);
+    CHECK(r.heap.live < live + 10000);
+    CHECK(r.m.loop.events->tell.type == MCP_EV_CHANGED);
+    CHECK(r.m.loop.events->next->tell.type == MCP_EV_DONE);
+    n = 0;
+    for (event *e = r.m.loop.events; e; e = e->next) {
+        n += e->tell.type == MCP_EV_WARNING;
+        if (e->next) continue;
+        CHECK_STR(e->tell.text, str_of(text));  // the newest is there
+        CHECK(&e->next == r.m.loop.events_tail);
+    }
+    CHECK_INT(n, 1);
+    t.n = 0;
+    loop_turn(&r.m, NEVER);
+    CHECK_INT(t.n, LIMIT_EVENTS);
+    for (int i = 0; i < LIMIT_EVENTS + 5; i++)  // none that may be dropped
+        event_push(&r.m, MCP_EV_STATE, "s", S("failed"), 0);
+    t.n = 0;
+    loop_turn(&r.m, NEVER);
+    CHECK_INT(t.n, LIMIT_EVENTS + 5);
+    rig_free(&r);
 }
 
 static mcp_code torture_loop(mem *mm) {
@@ -2301,7 +2436,10 @@ static const test tests_loop[] = {
     {"loop.jobs", test_loop_jobs},
     {"loop.restless", test_loop_restless},
     {"loop.listeners", test_loop_listeners},
+    {"loop.flood", test_loop_flood},
+    {"loop.clock_back", test_loop_clock_back},
     {"loop.events", test_loop_events},
+    {"loop.event_limit", test_loop_event_limit},
     {"loop.torture", test_loop_torture},
     {"loop.no_pipe", test_loop_no_pipe},
     {"loop.io_caller", test_io_caller},
@@ -3553,8 +3691,15 @@ static void test_json_relax_everywhere(void) {
     buf_free(&b);
 }
 
+// Without a handle the C library's heap is taken, if there is one.
+static mcp_writer *writer_new(void) {
+    mcp host;
+    mem_init(&host.mem, NULL, NULL);
+    return mcp_w_new(USE_POSIX ? NULL : &host);
+}
+
 static void test_json_writer(void) {
-    mcp_writer *w = mcp_w_new(NULL);
+    mcp_writer *w = writer_new();
 
     mcp_w_object(w);
     mcp_w_key(w, "a");
@@ -3598,7 +3743,7 @@ static void test_json_writer_misuse(void) {
 
     for (size_t i = 0; i < COUNT(rows) + COUNT(fine); i++) {
         bool bad = i < COUNT(rows);
-        mcp_writer *w = mcp_w_new(NULL);
+        mcp_writer *w = writer_new();
         for (const char *p = bad ? rows[i] : fine[i - COUNT(rows)]; *p; p++) {
             if (*p == 'o') mcp_w_object(w);
             if (*p == '[') mcp_w_array(w);
@@ -9398,6 +9543,34 @@ static void test_proc_expect(void) {
     rig_free(&r);
 }
 
+// A handle that cannot wait any longer leaves nothing of its own behind, though
+// a child has not been reaped.
+static void test_proc_left(void) {
+    int before = fds_open(), pid[2];
+    kid a, b;
+    rig r;
+
+    if (!CHECK(rig_init(&r, NULL))) return;
+    CHECK(child_sh(&r, &a, "trap '' TERM; sleep 3"));
+    CHECK(child_sh(&r, &b, "sleep 3"));
+    pid[0] = a.proc->pid;
+    pid[1] = b.proc->pid;
+    proc_stop(a.proc);
+    proc_kill(b.proc);
+    procs_free(&r.m);
+    CHECK(procs_gone(&r.m));
+    CHECK_INT(r.m.loop.jobs, 2);
+    child_free(&r, &a);
+    child_free(&r, &b);
+    rig_free(&r);
+    CHECK_INT(fds_open(), before);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(waitpid(pid[i], NULL, 0), pid[i]);
+        for (int k = 0; k < 100 && group_alive(pid[i]); k++) poll(NULL, 0, 10);
+        CHECK_INT(group_alive(pid[i]), 0);
+    }
+}
+
 // The host's own children are left to the host, also an ended one.
 static void test_manners_reap(void) {
     int before = fds_open(), status = 0;
@@ -9566,6 +9739,22 @@ static void test_helper_big(void) {
     rig_free(&r);
 }
 
+// One that says more than it may, and without end, ends at once.
+static void test_helper_flood(void) {
+    int64_t begun = ms_now();
+    int status;
+    buf out;
+    rig r;
+
+    if (!CHECK(rig_init(&r, NULL))) return;
+    buf_init(&out, &r.m.mem, 1000);
+    CHECK_INT(ask_sh(&r, "exec yes", S(""), 100, 8000, &out, &status),
+              MCP_LIMIT_EXCEEDED);
+    CHECK(ms_now() - begun < 2000);
+    buf_free(&out);
+    rig_free(&r);
+}
+
 static void test_helper_late(void) {
     int64_t begun = ms_now();
     int status;
@@ -9714,6 +9903,7 @@ static const test tests_proc[] = {
     {"proc.no_fds", test_proc_no_fds},
     {"proc.closes_stdout", test_proc_closes_stdout},
     {"proc.expect", test_proc_expect},
+    {"proc.left", test_proc_left},
     {"manners.reap", test_manners_reap},
     {"manners.sigchld", test_manners_sigchld},
     {"proc.torture", test_proc_torture},
@@ -9721,6 +9911,7 @@ static const test tests_proc[] = {
 #if USE_STDIO || USE_HTTP
     {"proc.helper", test_helper},
     {"proc.helper_big", test_helper_big},
+    {"proc.helper_flood", test_helper_flood},
     {"proc.helper_late", test_helper_late},
     {"proc.helper_start", test_helper_start},
     {"proc.helper_torture", test_helper_torture},
@@ -10831,7 +11022,7 @@ static void test_config_identity_http(void) {
     for (size_t i = 0; i < COUNT(t); i++) {
         resolved *r;
         CHECK_INT(cfg_resolve(&w, t[i], &r), MCP_OK);
-        memcpy(seen[i], r ? r->identity : "", sizeof seen[i]);
+        snprintf(seen[i], sizeof seen[i], "%s", r ? r->identity : "");
         resolved_free(r);
         for (size_t k = 0; k < i; k++) CHECK(strcmp(seen[k], seen[i]) != 0);
     }
@@ -11909,7 +12100,7 @@ static bool trial_init(trial *b, mem *mm) {
 
     if (mm) {
         if (!rig_init(&b->rig, mm)) return false;
-        b->rig.now = m->loop.now = 1000000;
+        b->rig.now = m->loop.now = m->loop.clock = 1000000;
         m->os.now_ms = rig_now;
         m->os.wait = rig_wait;
     } else if (!CHECK(rig_fake(&b->rig))) {
@@ -12926,7 +13117,7 @@ static void web_chunk(web_conn *c, const char *text) {
 }
 
 static void web_event(web_conn *c, const char *data) {
-    char text[2000];
+    char text[2100];
     snprintf(text, sizeof text, "event: message\ndata: %s\n\n", data);
     web_chunk(c, text);
 }
@@ -16012,7 +16203,7 @@ static void test_cache_life(void) {
 static void test_cache_kept(void) {
     store x;
     catalog *c;
-    os_stat a, b;
+    os_stat a = {0}, b = {0};
     char path[300];
 
     if (!CHECK(store_open(&x, NULL, store_def))) return;
@@ -17530,6 +17721,12 @@ static bool holds(const char *text, const char *what) {
     return ok;
 }
 
+static int session_count(const char *text, const char *what) {
+    int n = 0;
+    while ((text = strstr(text, what)) != NULL) n++, text++;
+    return n;
+}
+
 static void test_template_expand(void) {
     static const struct {
         const char *text, *values, *want;
@@ -17824,8 +18021,7 @@ static void test_session_not_replayed(void) {
     CHECK_INT(mcp_call(b.m, "a.echo", NULL, &r), MCP_PROTOCOL_ERROR);
     CHECK(holds(mcp_last_error(b.m)->detail, "not sent again"));
     CHECK(holds(mcp_last_error(b.m)->detail, "secret words"));
-    CHECK(strstr(strstr(mcp_last_error(b.m)->detail, "sent again") + 1,
-                 "sent again") == NULL);
+    CHECK(session_count(mcp_last_error(b.m)->detail, "sent again") == 1);
     CHECK_INT(mcp_last_error(b.m)->rpc_code, -32000);
     CHECK_INT(b.peer[0].calls, 2);
     b.peer[0].error = NULL;
@@ -19836,20 +20032,6 @@ static void test_command_words_any(void) {
     torture(cmd_words_torture);
 }
 
-static void test_command_distance(void) {
-    static const struct {
-        const char *a, *b;
-        uint32_t most, want;
-    } t[] = {
-        {"", "", 3, 0},          {"a", "a", 3, 0},     {"a", "b", 3, 1},
-        {"", "abc", 3, 3},       {"abc", "", 3, 3},    {"list", "lst", 3, 1},
-        {"kitten", "sitting", 3, 3}, {"kitten", "sitting", 2, 3},
-        {"Docs", "docs", 3, 0},
-    };
-    for (size_t i = 0; i < COUNT(t); i++)
-        CHECK_INT(command_distance(t[i].a, t[i].b, t[i].most), t[i].want);
-}
-
 #endif  // USE_COMMANDS
 
 #if USE_COMMANDS && USE_FILES && USE_LEGACY && USE_STDIO && USE_HTTP && \
@@ -20027,7 +20209,9 @@ static void test_command_table(void) {
     cmd_world c;
     str t;
     cmd_open(&c);
-    CHECK_STR(cmd(&c, ""), S("No server is configured."));
+    CHECK_STR(cmd(&c, ""),
+              S("No server is configured; /mcp help add tells how to add "
+               "one."));
     CHECK(cfg_has(cmd_json(&c), "{\"servers\":[],\"project\":{\"file\":\""));
     cfg_global(&c.w, "{\"mcpServers\":{\"docs\":{\"url\":\"https://CANARY\"},"
                "\"off\":{\"command\":\"CANARY\",\"disabled\":true},\"bad\":{"
@@ -20313,23 +20497,23 @@ static void test_command_edits(void) {
     CHECK(cfg_has(cmd(&c, "add --scope project s -- x"),
                   "s: saved in the project's configuration."));
     CHECK(cfg_has(cmd(&c, "add --scope global --replace s -- y"),
-                  "trusted project goes before"));
+                  "In this project its own definition goes before it."));
     CHECK(cfg_has(cmd(&c, "disable s"),
-                  "s: disabled in the project configuration. Its connection"));
+                  "s: disabled in the project's configuration. The connect"));
     CHECK_STR(cmd_json(&c), S("{\"scope\":\"project\",\"changed\":true,"
                               "\"server\":\"s\",\"done\":\"disable\"}"));
-    CHECK(cfg_has(cmd(&c, "disable s"), "It was so before."));
+    CHECK(cfg_has(cmd(&c, "disable s"), "It was so already; nothing was"));
     CHECK(cfg_has(cmd(&c, "tools s"), ""));
     CHECK_INT(c.rc, MCP_SERVER_DISABLED);
-    CHECK(cfg_has(cmd(&c, "enable s"), "s: enabled in the project conf"));
+    CHECK(cfg_has(cmd(&c, "enable s"), "s: enabled in the project's conf"));
     CHECK(cfg_has(cmd(&c, "remove --scope project s"),
-                  "Its definition in the other file counts now"));
+                  "The definition in the other file counts now"));
     CHECK(cfg_has(cmd(&c, "remove s --scope=global"),
-                  "its tools are not active any more."));
+                  "none of its tools is active any more."));
     cmd(&c, "remove --scope global s");
     CHECK_INT(c.rc, MCP_SERVER_UNKNOWN);
     cfg_global(&c.w, "{\"mcpServers\":{\"b\":{\"CANARY\":1},\"b2\":{}}}");
-    CHECK(cfg_has(cmd(&c, "add --scope global x -- y"), "one.\n\xE2\x9C\x98"
+    CHECK(cfg_has(cmd(&c, "add --scope global x -- y"), "used.\n\xE2\x9C\x98"
                   "\xEF\xB8\x8E b: [configuration_invalid]"));
     CHECK(cfg_has(str_of(mcp_text(c.r)), "exactly one of"));
     CHECK(!mcp_is_error(c.r));
@@ -20370,7 +20554,8 @@ static void test_command_get(void) {
                "{\"command\":\"CANARY\",\"timeoutMs\":\"CANARY\"}}}");
     CHECK_INT(mcp_load(c.w.m, NULL), MCP_OK);
     t = cmd(&c, "get h");
-    CHECK_STR(t, S("h: idle, tools not listed yet\nDefined in: global\n"
+    CHECK_STR(t, S("h: idle, tools not listed yet\nDefined in: the global "
+                   "configuration\n"
                    "Transport: http\nProtocol: legacy\nAuthentication: by a "
                    "configured header\nTimeout: 500 ms\nURL: hidden\n"
                    "Headers: 2 (names and values hidden)\n"
@@ -20638,7 +20823,6 @@ static const test tests_command[] = {
 #if USE_COMMANDS
     {"command.words", test_command_words},
     {"command.words_any", test_command_words_any},
-    {"command.distance", test_command_distance},
 #endif
 #if USE_COMMANDS && USE_FILES && USE_LEGACY && USE_STDIO && USE_HTTP && \
     USE_SEARCH

@@ -13,6 +13,7 @@ static void on_interrupt(int sig) {
     mcp_cancel(the_handle);  // may be called from a signal handler
 }
 
+// Called while mcp_call() below runs, on the same thread.
 static void on_event(void *user, const mcp_event *ev) {
     (void)user;
     if (ev->type == MCP_EV_PROGRESS)

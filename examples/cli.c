@@ -15,10 +15,21 @@
 
 #include "mcp.h"
 
+// Told by `mcp --help`: scripts rely on them.
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_CONFIG = 3, EXIT_AUTH = 4,
        EXIT_INTERRUPTED = 130 };
-enum { MAX_LINES = 2000, MAX_BYTES = 50 << 10, MAX_INPUT = 64 << 20,
-       MAX_WORDS = 4096, MAX_HISTORY = 100, MAX_TYPED = 64 << 10 };
+
+enum {
+    MAX_LINES = 2000,        // on a terminal, without --full
+    MAX_BYTES = 50 << 10,    // the same
+    MAX_INPUT = 64 << 20,    // arguments on standard input
+    MAX_SESSION = 4 << 20,   // a session file
+    MAX_WORDS = 4096,
+    MAX_MS = 600000,         // of --timeout
+    MAX_HISTORY = 100,       // lines
+    MAX_TYPED = 64 << 10,    // one line
+    MAX_STATUS = 60          // bytes of a progress message
+};
 
 typedef struct cli {
     bool json, cached, verbose, full;
@@ -33,6 +44,7 @@ typedef struct cli {
 static mcp *the_handle;          // for the signal handler
 static volatile sig_atomic_t interrupted;
 
+// Only what a signal handler may do; mcp_cancel() is made for it.
 static void on_interrupt(int sig) {
     (void)sig;
     interrupted = 1;
@@ -52,19 +64,24 @@ static void catch_interrupt(void) {
 //=============================================================================
 // MARK: - Output
 //
+// Results go to stdout and nothing else does, so that a pipe gets them whole
+// and unchanged; progress, warnings and failures go to stderr.
+//
 // What a server says must not move the cursor, set a title or hide text: on a
 // terminal control characters and bidi controls are left out.
 //=============================================================================
 
-// Length of a sequence at s that a terminal must not see, or 0.
+// Length of a sequence at s that a terminal must not see, or 0: C0 and C1
+// controls, U+202A..202E and U+2066..2069 (all in UTF-8).
 static size_t unsafe(const unsigned char *s, size_t n) {
+    static const unsigned char bidi[][3] = {{0x80, 0xAA, 0xAE},
+                                            {0x81, 0xA6, 0xA9}};
     if (s[0] == '\n' || s[0] == '\t') return 0;
     if (s[0] < 0x20 || s[0] == 0x7F) return 1;
     if (n > 1 && s[0] == 0xC2 && s[1] >= 0x80 && s[1] <= 0x9F) return 2;
-    if (n > 2 && s[0] == 0xE2 && s[1] == 0x80 && s[2] >= 0xAA && s[2] <= 0xAE)
-        return 3;  // U+202A..202E
-    if (n > 2 && s[0] == 0xE2 && s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9)
-        return 3;  // U+2066..2069
+    for (size_t i = 0; i < 2 && n > 2 && s[0] == 0xE2; i++)
+        if (s[1] == bidi[i][0] && s[2] >= bidi[i][1] && s[2] <= bidi[i][2])
+            return 3;
     return 0;
 }
 
@@ -108,6 +125,8 @@ static bool put_out(const char *text, size_t n) {
     return ok && !n;
 }
 
+// A pipe gets every byte; a terminal gets what a person can read. False: it
+// could not be written.
 static bool put_text(const cli *c, const char *text) {
     size_t n = strlen(text), show = n;
     if (!c->out_tty)
@@ -123,6 +142,7 @@ static bool put_text(const cli *c, const char *text) {
     return true;
 }
 
+// Whatever else is said begins on a clean line.
 static void clear_progress(cli *c) {
     if (c->progress) fputs("\r\033[K", stderr);
     c->progress = false;
@@ -136,12 +156,14 @@ static void show_progress(cli *c, const mcp_event *ev) {
                 100 * ev->progress / ev->total);
     else
         fprintf(stderr, "%s %g ", ev->server, ev->progress);
-    fprintf(stderr, "%.*s", ev->text.len < 60 ? (int)ev->text.len : 60,
+    fprintf(stderr, "%.*s",
+            ev->text.len < MAX_STATUS ? (int)ev->text.len : MAX_STATUS,
             ev->text.ptr);
     c->progress = true;
     fflush(stderr);
 }
 
+// The library has made the texts safe to show and masked what is secret.
 static void on_event(void *user, const mcp_event *ev) {
     cli *c = user;
     const char *arrow = ev->outgoing ? "->" : "<-";
@@ -181,6 +203,7 @@ static int exit_of(mcp_code code) {
     }
 }
 
+// With --json a failure is JSON on stdout too; people read stderr.
 static void error_json(const mcp_error *e) {
     mcp_writer *w = mcp_w_new(NULL);
     const char *text;
@@ -204,30 +227,32 @@ static void error_json(const mcp_error *e) {
     mcp_w_free(w);
 }
 
-// Say why, with what the user needs and the model never sees: the detail.
+// What a model never sees: which file, which line of stderr, which status.
+static void put_detail(const mcp_error *e) {
+    if (!*e->detail) return;
+    put_safe(stderr, e->detail, strlen(e->detail));
+    fputc('\n', stderr);
+}
+
+// Say why, and what to do about it. A mistake in what was typed needs no code.
 static int failed(cli *c, mcp_code code) {
     const mcp_error *e = mcp_last_error(c->m);
     clear_progress(c);
     if (c->json) error_json(e);
-    if (code == MCP_MISUSE && *e->detail) {  // a mistake in what was typed
+    if (code == MCP_MISUSE && *e->detail) {
         fputs("mcp: ", stderr);
-        put_safe(stderr, e->detail, strlen(e->detail));
-        fputc('\n', stderr);
+        put_detail(e);
         return EXIT_USAGE;
     }
     fprintf(stderr, "mcp: %s%s[%s] %s\n", e->server, *e->server ? ": " : "",
             mcp_code_name(code), e->message);
-    if (*e->detail) {
-        put_safe(stderr, e->detail, strlen(e->detail));
-        fputc('\n', stderr);
-    }
+    put_detail(e);
     if (*e->hint) fprintf(stderr, "%s\n", e->hint);
     return interrupted ? EXIT_INTERRUPTED : exit_of(code);
 }
 
 // A finished command: its text, or its JSON for --json.
 static int show(cli *c, mcp_code code, const mcp_result *r) {
-    const mcp_error *e = mcp_last_error(c->m);
     bool ok = true;
     clear_progress(c);
     if (code != MCP_OK) return failed(c, code);
@@ -243,37 +268,43 @@ static int show(cli *c, mcp_code code, const mcp_result *r) {
         return EXIT_FAILED;
     }
     if (!mcp_is_error(r)) return 0;
-    if (*e->detail) {  // what a model does not see: why a server failed
-        put_safe(stderr, e->detail, strlen(e->detail));
-        fputc('\n', stderr);
-    }
+    put_detail(mcp_last_error(c->m));
     return EXIT_FAILED;
 }
 
 //=============================================================================
 // MARK: - Files
+//
+// A session file keeps what is active between two commands: without it each
+// `mcp` begins with nothing activated, as it is a process of its own.
 //=============================================================================
 
-// All of a stream, NUL-terminated; NULL: too much, or no memory.
+// All of a stream, NUL-terminated; NULL: too much, no memory, an error, or the
+// user gave up waiting.
 static char *read_all(int fd, size_t max, size_t *len) {
     size_t cap = 4096, n = 0;
     char *text = malloc(cap + 1), *more;
-    ssize_t k;
+    ssize_t k = 1;
 
-    while (text && (k = read(fd, text + n, cap - n)) != 0) {
+    while (text && k != 0) {
+        k = read(fd, text + n, cap - n);
         if (k < 0 && errno == EINTR && !interrupted) continue;
-        if (k < 0 || (n += (size_t)k) > max) break;
+        if (k < 0 || (size_t)k > max - n) break;
+        n += (size_t)k;
         if (n < cap) continue;
-        more = realloc(text, (cap *= 2) + 1);
+        more = realloc(text, 2 * cap + 1);
         if (!more) break;
         text = more;
+        cap *= 2;
     }
-    if (!text || n > max || (n && n == cap)) return free(text), NULL;
+    if (!text || k != 0) return free(text), NULL;
     text[n] = 0;
     *len = n;
     return text;
 }
 
+// A tool that has changed since is not active any more, and is named: calling
+// it by what was known of it would be a surprise.
 static int load_session(cli *c) {
     int fd = open(c->session, O_RDONLY | O_CLOEXEC), rc = 0;
     size_t n;
@@ -281,7 +312,7 @@ static int load_session(cli *c) {
     mcp_result *r = NULL;
 
     if (fd < 0 && errno == ENOENT) return 0;  // a new one
-    text = fd < 0 ? NULL : read_all(fd, 4 << 20, &n);
+    text = fd < 0 ? NULL : read_all(fd, MAX_SESSION, &n);
     if (fd >= 0) close(fd);
     if (!text) {
         fprintf(stderr, "mcp: cannot read the session file %s\n", c->session);
@@ -296,6 +327,7 @@ static int load_session(cli *c) {
     return rc;
 }
 
+// Beside it and then in its place: whatever happens, one of the two is whole.
 static bool write_file(const char *path, const char *text) {
     size_t n = strlen(text), size = strlen(path) + 16;
     char *temp = malloc(size);
@@ -330,6 +362,8 @@ static int save_session(cli *c) {
 // them and is asked once; elsewhere the file stays unread.
 //=============================================================================
 
+// One line a server: what would run, or where it is. A URL's query may hold a
+// key, and environment and headers mostly do, so they are left out.
 static void list_commands(const char *servers) {
     mcp_result *r = NULL;
     if (mcp_parse(NULL, servers, strlen(servers), &r)) return;
@@ -355,6 +389,8 @@ static void list_commands(const char *servers) {
     mcp_free(r);
 }
 
+// Standard input must be a terminal too: what is piped in is for the tool, and
+// no answer of a person.
 static bool on_trust(void *user, const char *path, const char *servers) {
     cli *c = user;
     char line[16] = "";
@@ -372,13 +408,14 @@ static bool on_trust(void *user, const char *path, const char *servers) {
     return c->trusted_now;
 }
 
+// After the load: within it no other call is possible.
 static void remember_trust(cli *c) {
     static const char *const words[] = {"trust"};
     mcp_result *r = NULL;
     if (!c->trusted_now) return;
     c->trusted_now = false;
     if (mcp_command_argv(c->m, 1, words, &r))
-        fprintf(stderr, "mcp: the answer could not be stored: %s\n",
+        fprintf(stderr, "mcp: your answer could not be kept: %s\n",
                 mcp_errmsg(c->m));
     mcp_free(r);
 }
@@ -388,11 +425,15 @@ static void remember_trust(cli *c) {
 //
 // Just what a line needs: cursor keys, home and end, word and line deletion,
 // history. When input is no terminal, lines are read as they come.
+//
+// Positions are bytes, steps are characters of UTF-8. One column each is
+// assumed, so the cursor may stand a little off in a line with wide ones; the
+// line itself stays right.
 //=============================================================================
 
 typedef struct editor {
-    char *history[MAX_HISTORY];
-    int count, at;
+    char *history[MAX_HISTORY];  // oldest first
+    int count, at;               // at == count: the line being typed
     char line[MAX_TYPED];
     size_t n, pos;
     const char *prompt;
@@ -410,6 +451,7 @@ static size_t forward(const char *s, size_t n, size_t pos) {
     return pos;
 }
 
+// The whole line anew at each key: short enough, and never out of step.
 static void redraw(const editor *e) {
     size_t right = 0;
     for (size_t i = e->pos; i < e->n; i++)
@@ -432,6 +474,7 @@ static void erase(editor *e, size_t from, size_t to) {
     e->pos = from;
 }
 
+// Up and down in the history; below the newest there is an empty line.
 static void recall(editor *e, int step) {
     int at = e->at + step;
     if (at < 0 || at > e->count) return;
@@ -444,6 +487,8 @@ static void recall(editor *e, int step) {
     e->pos = e->n;
 }
 
+// ESC [ X or ESC O X, and ESC [ 3 ~ for delete: what terminals send for the
+// keys we know. Others are swallowed as far as they are understood.
 static void escape_key(editor *e) {
     char seq[3] = "";
     if (read(STDIN_FILENO, seq, 1) != 1 || (seq[0] != '[' && seq[0] != 'O'))
@@ -494,6 +539,7 @@ static bool key(editor *e, char ch, bool *end) {
     return true;
 }
 
+// Not what is empty or said twice in a row; the oldest makes room.
 static void remember_line(editor *e) {
     char *copy;
     if (!e->n || (e->count &&
@@ -510,7 +556,9 @@ static void remember_line(editor *e) {
     e->history[e->count++] = copy;
 }
 
-// The next line in e->line, NUL-terminated. False: there are no more.
+// The next line in e->line, NUL-terminated. False: there are no more. Signals
+// are off only while a line is typed: there Ctrl-C clears it, and while a call
+// runs it cancels the call.
 static bool edit_line(editor *e) {
     struct termios was, raw;
     bool end = false;
@@ -547,6 +595,9 @@ static bool next_line(editor *e, bool terminal) {
 
 //=============================================================================
 // MARK: - Shell
+//
+// One process and one handle for many lines, so that connections stay open and
+// what is activated stays active: the way a model's host lives.
 //=============================================================================
 
 static const char shell_help[] =
@@ -555,6 +606,12 @@ static const char shell_help[] =
     "  NATIVE_NAME {JSON}     call an active tool by its name for the model\n"
     "  definitions            the tools a model would be given now\n"
     "  quit                   leave (Ctrl-D too)\n";
+
+// Hints spell commands as "mcp list", so that is understood beside "/mcp list".
+static bool is_command(const char *line, size_t word) {
+    return (word == 4 && strncmp(line, "/mcp", 4) == 0) ||
+           (word == 3 && strncmp(line, "mcp", 3) == 0);
+}
 
 static int shell_line(cli *c, char *line) {
     char *rest = line + strspn(line, " \t");
@@ -566,7 +623,7 @@ static int shell_line(cli *c, char *line) {
     if (!*rest) return 0;
     if (word == 4 && strncmp(rest, "help", 4) == 0)
         return fputs(shell_help, stdout), 0;
-    if (word == 4 && strncmp(rest, "/mcp", 4) == 0) {
+    if (is_command(rest, word)) {
         rc = mcp_command(c->m, rest + word, &r);
     } else if (strcmp(rest, "definitions") == 0) {
         rc = mcp_definitions(c->m, MCP_SHAPE_MCP, &r);
@@ -576,6 +633,7 @@ static int shell_line(cli *c, char *line) {
         args += strspn(args, " \t");
         rc = mcp_dispatch(c->m, rest, *args ? args : NULL, &r);
         if (rc != MCP_OK && r) {  // a failure is a result here: show it
+            clear_progress(c);
             put_text(c, mcp_text(r));
             mcp_free(r);
             return EXIT_FAILED;
@@ -586,6 +644,7 @@ static int shell_line(cli *c, char *line) {
     return status;
 }
 
+// The status of the last line is that of the shell, as in any other.
 static int shell(cli *c) {
     static editor e;
     bool terminal = isatty(STDIN_FILENO) && c->out_tty;
@@ -606,36 +665,42 @@ static int shell(cli *c) {
 
 //=============================================================================
 // MARK: - Main
+//
+// Options of our own may stand anywhere; the rest goes to the library word by
+// word, untouched: no quoting is undone twice.
 //=============================================================================
 
 static const char usage[] =
     "usage: mcp [options] [command]\n"
     "\n"
     "Options, anywhere before a lone --:\n"
-    "  --json             print JSON\n"
+    "  --json             print the result as JSON\n"
     "  --config-dir DIR   the directory of mcp.json\n"
     "  --timeout TIME     deadline of each request: 500ms, 30s, or a number\n"
     "                     of milliseconds\n"
     "  --cached           never connect; use what is cached\n"
     "  --session FILE     keep activated tools in FILE between commands\n"
     "  --ca-file FILE     trust these certificate authorities (PEM)\n"
-    "  --full             no bounds on what a terminal shows\n"
-    "  --verbose          show the messages on the wire, the servers' logs\n"
+    "  --full             show long results whole on a terminal too\n"
+    "  --verbose          show each message and what the servers log\n"
     "  --help, --version\n"
     "\n";
 
 static const char more[] =
+    "  mcp call <server.tool> -\n"
+    "      Call a tool with the JSON object on standard input.\n"
     "  mcp shell\n"
-    "      Type commands and what a model would send, in one session.\n"
+    "      Type commands, and what a model would send, one after another.\n"
     "  mcp version\n"
     "      Print the version.\n"
     "\n"
     "Exit status: 0 done, 1 failed or the tool reported an error, 2 usage,\n"
     "3 configuration, 4 authentication required, 130 interrupted.\n";
 
-static int bad_usage(const char *what, const char *word) {
-    fprintf(stderr, "mcp: %s%s%s\nRun mcp --help for the options.\n", what,
-            word ? " " : "", word ? word : "");
+// `word` is one of our own, never what was typed: that may be a secret.
+static int bad_usage(const char *word, const char *what) {
+    fprintf(stderr, "mcp: %s%s%s\nRun mcp --help for the options.\n", word,
+            *word ? " " : "", what);
     return EXIT_USAGE;
 }
 
@@ -646,10 +711,10 @@ static int time_of(const char *s) {
     if (!isdigit((unsigned char)*s)) return 0;
     errno = 0;
     n = strtol(s, &end, 10);
-    if (errno || n > 600000) return 0;
-    if (strcmp(end, "s") == 0) n = n <= 600 ? n * 1000 : 0;
+    if (errno || n > MAX_MS) return 0;
+    if (strcmp(end, "s") == 0) n = n <= MAX_MS / 1000 ? n * 1000 : 0;
     else if (*end && strcmp(end, "ms") != 0) return 0;
-    return n >= 1 && n <= 600000 ? (int)n : 0;
+    return n >= 1 ? (int)n : 0;
 }
 
 typedef struct option {
@@ -666,6 +731,7 @@ static const option options[] = {
     {"--full", OPT_FULL, false},        {"--verbose", OPT_VERBOSE, false},
 };
 
+// Of one given twice the last counts, as a script may add its own to yours.
 static int set_option(cli *c, const option *o, const char *value) {
     switch (o->is) {
     case OPT_JSON: c->json = true; break;
@@ -677,8 +743,8 @@ static int set_option(cli *c, const option *o, const char *value) {
     case OPT_VERBOSE: c->verbose = true; break;
     case OPT_TIME:
         if (!(c->timeout_ms = time_of(value)))
-            return bad_usage("--timeout needs a time such as 500ms or 30s",
-                             NULL);
+            return bad_usage(o->name, "needs a time such as 500ms or 30s, at "
+                                      "most 600s");
         break;
     }
     return 0;
@@ -702,12 +768,12 @@ static int take_options(cli *c, int *argc, const char **argv) {
         if (!o) {
             argv[n++] = argv[i];
         } else if (!o->value) {
-            if (argv[i][len]) return bad_usage("no value belongs to", o->name);
+            if (argv[i][len]) return bad_usage(o->name, "takes no value");
             set_option(c, o, NULL);
         } else {
             const char *value = argv[i][len] ? argv[i] + len + 1 : argv[++i];
             if (!value || !*value)
-                return bad_usage("a value is missing after", o->name);
+                return bad_usage(o->name, "needs a value");
             if ((rc = set_option(c, o, value))) return rc;
         }
     }
@@ -715,6 +781,7 @@ static int take_options(cli *c, int *argc, const char **argv) {
     return 0;
 }
 
+// The library knows the commands; options and exit statuses are ours.
 static int help(cli *c) {
     static const char *const words[] = {"help"};
     mcp_result *r = NULL;
@@ -730,6 +797,8 @@ static int help(cli *c) {
     return 0;
 }
 
+// `call TOOL -` reads the arguments, which may be too long for a command line
+// or not be meant for the list of processes.
 static int run_command(cli *c, int argc, const char **argv) {
     mcp_result *r = NULL;
     char *input = NULL;
@@ -741,8 +810,9 @@ static int run_command(cli *c, int argc, const char **argv) {
         strcmp(argv[argc - 1], "-") == 0) {
         input = read_all(STDIN_FILENO, MAX_INPUT, &n);
         if (!input || strlen(input) != n)
-            return free(input), bad_usage("standard input is no JSON text of "
-                                          "at most 64 MiB", NULL);
+            return free(input),
+                   bad_usage("", "the arguments on standard input cannot be "
+                                 "read, hold a NUL byte or are over 64 MiB");
         argv[argc - 1] = input;
     }
     rc = mcp_command_argv(c->m, argc, argv, &r);
@@ -752,8 +822,8 @@ static int run_command(cli *c, int argc, const char **argv) {
     return status;
 }
 
-// Commands that need no configuration, so a broken file cannot stop them.
-static bool needs_no_files(const char *word) {
+// Help needs no configuration, so a broken file cannot stop it.
+static bool asks_help(const char *word) {
     return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 ||
            strcmp(word, "-h") == 0;
 }
@@ -763,12 +833,16 @@ static int run(cli *c, int argc, const char **argv) {
     int status = 0;
     mcp_code rc;
 
-    if (needs_no_files(word) && argc == 1) return help(c);
+    if (asks_help(word)) {
+        argv[0] = "help";
+        return argc == 1 ? help(c) : run_command(c, argc, argv);
+    }
+    if (*word == '-') return bad_usage("", "there is no such option");
     if ((rc = mcp_load(c->m, NULL)) != MCP_OK) return failed(c, rc);
     remember_trust(c);
     if (c->session && (status = load_session(c))) return status;
     if (strcmp(word, "shell") == 0) {
-        if (argc > 1) return bad_usage("shell takes no arguments", NULL);
+        if (argc > 1) return bad_usage("shell", "takes no arguments");
         status = shell(c);
     } else {
         status = run_command(c, argc, argv);
@@ -808,7 +882,9 @@ int main(int argc, char **argv) {
     memset(&c, 0, sizeof c);
     c.out_tty = isatty(STDOUT_FILENO);
     c.err_tty = isatty(STDERR_FILENO);
-    if (argc > MAX_WORDS) return bad_usage("too many arguments", NULL);
+    if (argc > MAX_WORDS)
+        return bad_usage("", "too many arguments; `call TOOL -` reads them "
+                             "from standard input");
     for (int i = 0; i <= argc; i++) words[i] = argv[i];
     if ((rc = take_options(&c, &argc, words))) return rc;
     if (argc && (strcmp(words[0], "--version") == 0 ||

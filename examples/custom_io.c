@@ -11,6 +11,7 @@
 
 #include "mcp.h"
 
+// Bytes read, 0: nothing now, -1: the end or an error.
 static ptrdiff_t my_read(void *user, void *to, size_t n) {
     ssize_t k = read(*(int *)user, to, n);
     return k > 0 ? k : k < 0 && errno == EAGAIN ? 0 : -1;
@@ -21,6 +22,8 @@ static ptrdiff_t my_write(void *user, const void *from, size_t n) {
     return k >= 0 ? k : errno == EAGAIN ? 0 : -1;
 }
 
+// What a poll() may wait on; without it the library would have to ask again
+// and again.
 static int my_fds(void *user, mcp_fd *out, int cap) {
     if (cap > 0) out[0].fd = *(int *)user;
     return 1;

@@ -5,8 +5,12 @@
 //   demo_server --legacy        know no protocol after 2025-11-25
 //   demo_server --modern        know only 2026-07-28
 //
-// It includes mcp.c for its JSON, buffers and Base64: a server needs the same
-// ones. One thread, one poll(); a slow tool is a timer, so others go on.
+// It includes mcp.c for its JSON and buffers: a server needs the same ones. One
+// thread, one poll(); a slow tool is a timer, so others go on.
+//
+// It is there to be talked to by tests, the demo and people, on loopback alone:
+// it trusts its client's HTTP, knows one session for all, and cuts what it
+// cannot hold.
 #include "mcp.c"
 
 #include <errno.h>
@@ -22,11 +26,20 @@
 #define META "io.modelcontextprotocol/"
 
 enum { MAX_PEERS = 32, MAX_BODY = 4 << 20, MAX_HEAD = 16 << 10 };
+enum { STEP_MS = 100, FULL_MS = 10, LISTS_MS = 60000 };
+
+// JSON-RPC 2.0 section 5.1, then what the two eras of MCP added.
+enum {
+    E_PARSE = -32700, E_METHOD = -32601, E_PARAMS = -32602,
+    E_INTERNAL = -32603,
+    E_NO_SESSION = -32001, E_NO_RESOURCE = -32002,  // legacy
+    E_HEADER = -32020, E_VERSION = -32022           // modern
+};
 
 // Where answers go: standard output, or one HTTP connection.
 typedef struct peer {
     int in, out;           // -1: free place
-    bool http, keep;       // keep: the connection stays after the answer
+    bool http;
     bool streaming;        // an SSE answer has begun
     bool listening;        // a GET stream or subscriptions/listen
     bool modern;           // era of the request being answered
@@ -47,7 +60,7 @@ typedef struct timer {     // a call of `slow` that is under way
 typedef struct demo {
     mem mem;
     peer peers[MAX_PEERS];
-    timer timers[8];
+    timer timers[8];       // slow calls at once
     int listener, extra_tools, touches;
     bool legacy_only, modern_only;
     bool subscribed;       // legacy resources/subscribe of demo://clock
@@ -57,6 +70,7 @@ typedef struct demo {
 static const char *const colors[] = {"amber", "azure", "black", "blue",
                                      "crimson", "cyan", "green", "violet"};
 
+// Never steps back, unlike the time of day.
 static int64_t clock_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -65,6 +79,10 @@ static int64_t clock_ms(void) {
 
 //=============================================================================
 // MARK: - Sending
+//
+// Each peer has a buffer of what it is still to get, so that one who does not
+// read keeps nobody waiting. What is sent before an answer over HTTP turns that
+// answer into a stream; alone it is one JSON body.
 //=============================================================================
 
 static void flush_peer(peer *p) {
@@ -87,6 +105,7 @@ static const char *status_words(int status) {
     }
 }
 
+// `given`: the session that initialize begins, which a client then repeats.
 static void http_reply(peer *p, int status, const char *given, str body) {
     buf_fmt(&p->out_data, "HTTP/1.1 %d %s\r\nContent-Length: %zu\r\n", status,
             status_words(status), body.len);
@@ -98,6 +117,7 @@ static void http_reply(peer *p, int status, const char *given, str body) {
     flush_peer(p);
 }
 
+// Chunked, as nobody knows yet how long it gets (RFC 9112 7.1).
 static void begin_stream(peer *p) {
     if (p->streaming) return;
     p->streaming = true;
@@ -106,8 +126,10 @@ static void begin_stream(peer *p) {
                             "chunked\r\n\r\n"));
 }
 
+// One event a chunk. JSON as we write it has no line break, so one data line.
 static void send_event(peer *p, str text) {
-    buf_fmt(&p->out_data, "%zx\r\nevent: message\ndata: ", text.len + 23);
+    size_t frame = sizeof "event: message\ndata: \n\n" - 1;
+    buf_fmt(&p->out_data, "%zx\r\nevent: message\ndata: ", text.len + frame);
     buf_add(&p->out_data, text);
     buf_add(&p->out_data, S("\n\n\r\n"));
 }
@@ -140,8 +162,12 @@ static void send_answer(demo *d, peer *p, str text) {
 
 //=============================================================================
 // MARK: - Messages
+//
+// A modern result says that it is complete, who answers and for how long lists
+// may be kept; a legacy one has none of that. Those are all the differences.
 //=============================================================================
 
+// The `id` is the client's own text, sent back byte for byte: 1 is not 1.0.
 static void begin_answer(demo *d, mcp_writer *w, str id, const char *member) {
     w_init(w, &d->mem, MAX_BODY);
     mcp_w_object(w);
@@ -170,12 +196,15 @@ static void begin_result(demo *d, peer *p, mcp_writer *w, str id) {
     mcp_w_end(w);
 }
 
+// What a modern client may do with a list or a resource.
 static void cache_hints(peer *p, mcp_writer *w, int ttl_ms) {
     if (!p->modern) return;
     w_pair_int(w, "ttlMs", ttl_ms);
     w_pair(w, "cacheScope", S("public"));
 }
 
+// Legacy clients take an error for an answer only if HTTP says 200. One about
+// the version names those that are spoken here.
 static void send_error(demo *d, peer *p, str id, int status, int code,
                        const char *message) {
     mcp_writer w;
@@ -183,7 +212,7 @@ static void send_error(demo *d, peer *p, str id, int status, int code,
     begin_answer(d, &w, id, "error");
     w_pair_int(&w, "code", code);
     w_pair(&w, "message", str_of(message));
-    if (code == -32022)
+    if (code == E_VERSION)
         w_pair_raw(&w, "data",
                    d->modern_only
                        ? S("{\"supported\":[\"" MODERN "\"]}")
@@ -191,6 +220,7 @@ static void send_error(demo *d, peer *p, str id, int status, int code,
     end_answer(d, p, &w);
 }
 
+// A tool that failed is a result too: the model is to read why.
 static void text_result(mcp_writer *w, str text, bool failed) {
     mcp_w_key(w, "content");
     mcp_w_array(w);
@@ -202,8 +232,9 @@ static void text_result(mcp_writer *w, str text, bool failed) {
     if (failed) w_pair_bool(w, "isError", true);
 }
 
-// Tell every listener; `wants` says which of a modern one's wishes it is.
-static void broadcast(demo *d, const char *method, const char *params,
+// Tell every listener: a modern one what it asked for, a legacy one all but
+// updates it did not subscribe to. `updates`: of a resource, `uri` names it.
+static void broadcast(demo *d, const char *method, const char *uri,
                       bool updates) {
     for (int i = 0; i < MAX_PEERS; i++) {
         peer *p = &d->peers[i];
@@ -219,7 +250,7 @@ static void broadcast(demo *d, const char *method, const char *params,
         w_pair(&w, "method", str_of(method));
         mcp_w_key(&w, "params");
         mcp_w_object(&w);
-        if (params) w_pair(&w, "uri", str_of(params));
+        if (uri) w_pair(&w, "uri", str_of(uri));
         if (listed) {
             mcp_w_key(&w, "_meta");
             mcp_w_object(&w);
@@ -235,6 +266,9 @@ static void broadcast(demo *d, const char *method, const char *params,
 
 //=============================================================================
 // MARK: - Tools
+//
+// One for each thing a client has to handle: arguments of a type, a text, time
+// and progress, a failure, a list that grows, a resource that changes.
 //=============================================================================
 
 typedef struct demo_tool {
@@ -286,9 +320,10 @@ static void list_tools(demo *d, peer *p, mcp_writer *w, mcp_json params) {
     }
     mcp_w_end(w);
     if (!second) w_pair(w, "nextCursor", S("page-2"));
-    cache_hints(p, w, 60000);
+    cache_hints(p, w, LISTS_MS);
 }
 
+// It is answered later, by step_slow(), unless the client gives it up before.
 static void start_slow(demo *d, peer *p, str id, mcp_json params) {
     int64_t steps = mcp_integer(mcp_pointer(params, "/arguments/steps"), 5);
     for (size_t i = 0; i < COUNT(d->timers); i++) {
@@ -299,7 +334,7 @@ static void start_slow(demo *d, peer *p, str id, mcp_json params) {
         t->to = p;
         t->step = 0;
         t->steps = steps < 1 ? 1 : steps > 100 ? 100 : (int)steps;
-        t->at = clock_ms() + 100;
+        t->at = clock_ms() + STEP_MS;
         buf_clear(&t->id);
         buf_add(&t->id, id);
         buf_clear(&t->token);
@@ -307,16 +342,17 @@ static void start_slow(demo *d, peer *p, str id, mcp_json params) {
                 mcp_raw(mcp_pointer(params, "/_meta/progressToken")));
         return;
     }
-    send_error(d, p, id, 200, -32603, "too many slow calls at once");
+    send_error(d, p, id, 200, E_INTERNAL, "too many slow calls at once");
 }
 
+// Progress only for who gave a token for it; after the last step the answer.
 static void step_slow(demo *d, timer *t) {
     mcp_writer w;
     char text[64];
 
     t->to->modern = t->modern;
     t->step++;
-    t->at = clock_ms() + 100;
+    t->at = clock_ms() + STEP_MS;
     if (t->step < t->steps) {
         if (!t->token.len) return;
         w_init(&w, &d->mem, 4096);
@@ -335,6 +371,7 @@ static void step_slow(demo *d, timer *t) {
     end_answer(d, t->to, &w);
 }
 
+// The sum as text for a model and as a number for a program.
 static void call_add(mcp_writer *w, mcp_json args) {
     mcp_json a = mcp_get(args, "a"), b = mcp_get(args, "b");
     char text[64];
@@ -362,13 +399,14 @@ static bool known_tool(const demo *d, str name) {
     return false;
 }
 
+// Who changes something tells all listeners before it answers.
 static void call_tool(demo *d, peer *p, str id, mcp_json params) {
     str name = mcp_view(mcp_get(params, "name"));
     mcp_json args = mcp_get(params, "arguments");
     mcp_writer w;
 
     if (!known_tool(d, name)) {
-        send_error(d, p, id, 200, -32602, "unknown tool");
+        send_error(d, p, id, 200, E_PARAMS, "unknown tool");
         return;
     }
     if (str_is(name, "slow")) {
@@ -397,6 +435,8 @@ static void call_tool(demo *d, peer *p, str id, mcp_json params) {
 
 //=============================================================================
 // MARK: - Resources
+//
+// A fixed one, one that changes, and a template with a variable to complete.
 //=============================================================================
 
 static void list_resources(mcp_writer *w) {
@@ -444,7 +484,7 @@ static void read_resource(demo *d, peer *p, str id, mcp_json params) {
 
     buf_init(&text, &d->mem, 4096);
     if (!resource_text(d, uri, &text)) {
-        send_error(d, p, id, 200, p->modern ? -32602 : -32002,
+        send_error(d, p, id, 200, p->modern ? E_PARAMS : E_NO_RESOURCE,
                    "resource not found");
         buf_free(&text);
         return;
@@ -464,6 +504,7 @@ static void read_resource(demo *d, peer *p, str id, mcp_json params) {
     buf_free(&text);
 }
 
+// The colors that begin as the value does.
 static void complete(demo *d, peer *p, str id, mcp_json params) {
     str head = mcp_view(mcp_pointer(params, "/argument/value"));
     int total = 0;
@@ -488,12 +529,16 @@ static void complete(demo *d, peer *p, str id, mcp_json params) {
 
 //=============================================================================
 // MARK: - Requests
+//
+// The era is the request's, not the connection's: a modern one carries its
+// version in _meta, a legacy one said it once, in initialize.
 //=============================================================================
 
 static const char capabilities[] =
     "{\"tools\":{\"listChanged\":true},\"resources\":{\"subscribe\":true,"
     "\"listChanged\":true},\"completions\":{}}";
 
+// A version we do not know is answered with our newest; the client decides.
 static void initialize(demo *d, peer *p, str id, mcp_json params) {
     static const char *const known[] = {"2025-11-25", "2025-06-18",
                                         "2025-03-26", "2024-11-05"};
@@ -502,7 +547,7 @@ static void initialize(demo *d, peer *p, str id, mcp_json params) {
     mcp_writer w;
 
     if (d->modern_only) {
-        send_error(d, p, id, 400, -32022, "only " MODERN " is spoken here");
+        send_error(d, p, id, 400, E_VERSION, "only " MODERN " is spoken here");
         return;
     }
     for (size_t i = 0; i < COUNT(known); i++)
@@ -524,7 +569,7 @@ static void discover(demo *d, peer *p, str id) {
                               : S("[\"" MODERN "\",\"2025-11-25\"]"));
     w_pair_raw(&w, "capabilities", S(capabilities));
     w_pair(&w, "instructions", S("Ask for colors by name."));
-    cache_hints(p, &w, 60000);
+    cache_hints(p, &w, LISTS_MS);
     end_answer(d, p, &w);
 }
 
@@ -562,6 +607,7 @@ typedef enum method {
     M_UNKNOWN
 } method;
 
+// In the order of the enum; a method of the other era is no method.
 static const struct {
     const char *name;
     bool modern, legacy;
@@ -598,7 +644,7 @@ static void list(demo *d, peer *p, str id, method which, mcp_json params) {
     } else {
         if (which == M_RESOURCES) list_resources(&w);
         else list_templates(&w);
-        cache_hints(p, &w, 60000);
+        cache_hints(p, &w, LISTS_MS);
     }
     end_answer(d, p, &w);
 }
@@ -622,7 +668,7 @@ static void answer(demo *d, peer *p, str id, str name, mcp_json params) {
     case M_PING: empty_result(d, p, id); return;
     case M_UNKNOWN: break;
     }
-    send_error(d, p, id, 404, -32601, "method not found");
+    send_error(d, p, id, 404, E_METHOD, "method not found");
 }
 
 // Forget the slow call or the listening that the client gave up.
@@ -637,7 +683,8 @@ static void cancel(demo *d, peer *p, mcp_json params) {
     }
 }
 
-// `header` is the method told in Mcp-Method, empty on stdio.
+// `header` is the method told in Mcp-Method, empty on stdio. A proxy may have
+// judged by it, so it has to be the one in the body.
 static void receive(demo *d, peer *p, str text, str header) {
     mcp_doc *doc;
     mcp_json msg, params;
@@ -645,7 +692,7 @@ static void receive(demo *d, peer *p, str text, str header) {
 
     if (json_parse(&d->mem, text, &doc, NULL, NULL)) {
         p->modern = false;
-        if (p->http) send_error(d, p, S("null"), 400, -32700, "not JSON");
+        if (p->http) send_error(d, p, S("null"), 400, E_PARSE, "not JSON");
         return;
     }
     msg = json_root(doc);
@@ -659,12 +706,13 @@ static void receive(demo *d, peer *p, str text, str header) {
         if (str_is(name, "notifications/cancelled")) cancel(d, p, params);
         if (p->http) http_reply(p, 202, NULL, S(""));
     } else if (p->modern && !str_is(version, MODERN)) {
-        send_error(d, p, id, 400, -32022, "unsupported protocol version");
+        send_error(d, p, id, 400, E_VERSION, "unsupported protocol version");
     } else if (p->modern && p->http && !str_eq(header, name)) {
-        send_error(d, p, id, 400, -32020, "Mcp-Method does not fit the body");
+        send_error(d, p, id, 400, E_HEADER,
+                   "Mcp-Method does not fit the body");
     } else if (!p->modern && d->modern_only &&
                !str_is(name, "initialize")) {
-        send_error(d, p, id, 400, -32022, "only " MODERN " is spoken here");
+        send_error(d, p, id, 400, E_VERSION, "only " MODERN " is spoken here");
     } else {
         answer(d, p, id, name, params);
     }
@@ -673,8 +721,12 @@ static void receive(demo *d, peer *p, str text, str header) {
 
 //=============================================================================
 // MARK: - Reading
+//
+// On stdio a message is a line; over HTTP a head, and a body of the length that
+// the head tells. Both may come in any pieces, or several at once.
 //=============================================================================
 
+// Its slow calls go with it: nobody is left to be answered.
 static void drop_peer(demo *d, peer *p) {
     for (size_t i = 0; i < COUNT(d->timers); i++)
         if (d->timers[i].to == p) d->timers[i].used = false;
@@ -686,6 +738,7 @@ static void drop_peer(demo *d, peer *p) {
     buf_free(&p->listen_id);
 }
 
+// False: a line is too long to hold.
 static bool take_lines(demo *d, peer *p) {
     char *end;
     while (p->in_data.len &&
@@ -697,6 +750,7 @@ static bool take_lines(demo *d, peer *p) {
     return !p->in_data.err;
 }
 
+// The value of a header, empty if there is none; names in any case (RFC 9110).
 static str head_value(str head, const char *name) {
     str line, value;
     while (head.len) {
@@ -709,13 +763,15 @@ static str head_value(str head, const char *name) {
     return S("");
 }
 
+// One request. A client that names a session which is not ours has to begin
+// anew, as after a restart of the server.
 static void serve_http(demo *d, peer *p, str head, str body) {
     str asked = head_value(head, "mcp-session-id");
     bool right = !asked.len || str_is(asked, d->session);
 
     p->modern = false;
     if (!right) {
-        send_error(d, p, S("null"), 404, -32001, "no such session");
+        send_error(d, p, S("null"), 404, E_NO_SESSION, "no such session");
     } else if (str_starts(head, S("POST "))) {
         receive(d, p, body, head_value(head, "mcp-method"));
     } else if (str_starts(head, S("GET ")) && asked.len) {
@@ -730,6 +786,7 @@ static void serve_http(demo *d, peer *p, str head, str body) {
     }
 }
 
+// False: head or body is too long to hold.
 static bool take_http(demo *d, peer *p) {
     for (;;) {
         str all = buf_str(&p->in_data), head;
@@ -754,6 +811,7 @@ static bool read_peer(demo *d, peer *p) {
     return p->http ? take_http(d, p) : take_lines(d, p);
 }
 
+// NULL: all places are taken, and the caller closes the connection.
 static peer *new_peer(demo *d, int in, int out, bool http) {
     for (int i = 0; i < MAX_PEERS; i++) {
         peer *p = &d->peers[i];
@@ -774,6 +832,7 @@ static peer *new_peer(demo *d, int in, int out, bool http) {
 // MARK: - Main
 //=============================================================================
 
+// Loopback alone; port 0 lets the system choose, so the URL is printed.
 static bool listen_on(demo *d, int port) {
     struct sockaddr_in a;
     socklen_t n = sizeof a;
@@ -800,6 +859,7 @@ static void accept_peer(demo *d) {
     if (!new_peer(d, fd, fd, true)) close(fd);
 }
 
+// Do what is due; how long until the next, -1: for ever.
 static int next_timer(demo *d, int64_t now) {
     int wait = -1;
     for (size_t i = 0; i < COUNT(d->timers); i++) {
@@ -811,26 +871,32 @@ static int next_timer(demo *d, int64_t now) {
     return wait;
 }
 
+// All peers that are there into both arrays, and what can be sent is sent. One
+// that cannot take all is tried again a little later: its descriptor to write
+// to may be another than the one to read from.
+static nfds_t gather(demo *d, struct pollfd *fds, peer **who, int *wait) {
+    nfds_t n = 0;
+    for (int i = 0; i < MAX_PEERS; i++) {
+        peer *p = &d->peers[i];
+        if (p->in < 0) continue;
+        who[n] = p;
+        fds[n].fd = p->in;
+        fds[n++].events = POLLIN;
+        if (p->out_data.len) flush_peer(p);
+        if (p->out_data.len && (*wait < 0 || *wait > FULL_MS)) *wait = FULL_MS;
+    }
+    return n;
+}
+
 // Until standard input ends, or for ever when it listens.
 static void run(demo *d) {
     for (;;) {
         struct pollfd fds[MAX_PEERS + 1];
-        peer *who[MAX_PEERS + 1];
-        nfds_t n = 0;
+        peer *who[MAX_PEERS];
         int wait = next_timer(d, clock_ms());
-        bool any = d->listener >= 0;
+        nfds_t n = gather(d, fds, who, &wait);
 
-        for (int i = 0; i < MAX_PEERS; i++) {
-            peer *p = &d->peers[i];
-            if (p->in < 0) continue;
-            any = true;
-            who[n] = p;
-            fds[n].fd = p->in;
-            fds[n++].events = POLLIN;
-            if (p->out_data.len) flush_peer(p);
-            if (p->out_data.len && (wait < 0 || wait > 10)) wait = 10;
-        }
-        if (!any) return;
+        if (!n && d->listener < 0) return;
         fds[n].fd = d->listener;
         fds[n].events = POLLIN;
         if (poll(fds, n + 1, wait) < 0 && errno != EINTR) return;
@@ -840,6 +906,7 @@ static void run(demo *d) {
     }
 }
 
+// Random, so that nobody else on the machine can guess it.
 static void make_session(demo *d) {
     static const char hex[] = "0123456789abcdef";
     unsigned char raw[16] = {0};

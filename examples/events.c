@@ -6,6 +6,9 @@
 
 #include "mcp.h"
 
+// What your own loop does: wait on the library's descriptors beside yours, for
+// at most the time it names, then let it do what is due. More than 16 would
+// only be looked at later.
 static void wait_for(mcp *m) {
     mcp_fd fds[16];
     struct pollfd p[16];
@@ -35,6 +38,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 3; i++)
         if (mcp_submit(m, MCP_DO_CALL, tool[i], args[i], &id[i]) == MCP_OK)
             left++;
+    // They come back in any order: here the slow one last.
     while (left) {
         wait_for(m);
         for (int i = 0; i < 3; i++) {

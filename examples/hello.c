@@ -11,6 +11,7 @@ int main(int argc, char **argv) {
     char server[4096];
     mcp_code rc;
 
+    // The same JSON as an entry of an mcpServers file.
     snprintf(server, sizeof server, "{\"command\":\"%s\"}",
              argc > 1 ? argv[1] : "build/demo_server");
     if ((rc = mcp_open(&m, NULL)) != MCP_OK)

@@ -84,7 +84,7 @@ static bool rank_query(rank *r, mcp_json query) {
         item it;
         if (!catalog_item(hits[i].catalog, hits[i].index, &it)) return false;
         printf("%s\"%s.%.*s\"", i ? ", " : "",
-               catalog_server(hits[i].catalog)->name, MCP_ARG(it.name));
+               hits[i].catalog->server->name, MCP_ARG(it.name));
     }
     printf("]}\n");
     return true;
