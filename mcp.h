@@ -1,7 +1,8 @@
 // mcp.h - talk to Model Context Protocol servers from C.
 //
 // Two files: add mcp.c and mcp.h to your program, link BearSSL
-// (cc main.c mcp.c -lbearssl), and that is all. License: the end of this file.
+// (cc main.c mcp.c -lbearssl), and that is all. BearSSL's headers and jsmn.h
+// must be in the include path. License: the end of this file.
 //
 //     mcp *m;
 //     mcp_result *r = NULL;
@@ -56,8 +57,10 @@ extern "C" {
 //
 // Ownership has one rule: free what you got through an `out` argument, with
 // the function named beside it. Everything else that is returned is borrowed
-// and lives as long as the object it was asked of. Every free function takes
-// NULL.
+// and lives as long as the object it was asked of, with two exceptions: what
+// mcp_errmsg() and mcp_last_error() return lives until the next call on the
+// handle, and what mcp_w_text() returns until the writer is used again. Every
+// free function takes NULL.
 //
 // A handle is used by one thread at a time. Two handles share nothing: there
 // is no global state and no set-up call. Only mcp_cancel() may be called at
@@ -65,10 +68,14 @@ extern "C" {
 // handler and changes nothing of the process.
 //
 // Functions that can fail return an mcp_code; 0 is success. On failure `*out`
-// is NULL and mcp_errmsg() says in one line what was wrong. A NULL argument
-// where one is needed is MCP_MISUSE.
+// is NULL and mcp_errmsg() says in one line what was wrong; not so where there
+// is no handle to keep it: mcp_open(), mcp_content(), mcp_parse(NULL, ...). A
+// NULL argument where one is needed is MCP_MISUSE, as are arguments that are
+// not JSON.
 //
-// A tool is named "server.tool". Times are milliseconds, sizes are bytes.
+// A tool is named "server.tool". A model may not write a dot, so to it a tool
+// has a native name: "mcp__server__tool", or a cut one with a hash at its end.
+// Times are milliseconds, sizes are bytes; a negative time is MCP_MISUSE.
 //=============================================================================
 
 typedef struct mcp mcp;                // a set of servers
@@ -219,7 +226,6 @@ typedef struct mcp_os {
     int64_t (*unix_s)(void *user);   // wall clock
     int (*random)(void *user, void *to, size_t n);  // 0: success
     int (*wait)(void *user, mcp_fd *fds, int n, int ms);
-    void (*log)(void *user, const char *line);
 } mcp_os;
 
 // Your own TLS: turn the stream `plain` into the secure stream `*secure` for
@@ -258,7 +264,8 @@ typedef struct mcp_options {
     bool trace;               // send MCP_EV_TRACE events
 
     mcp_event_fn on_event;
-    // May the model see, activate and call this name? NULL: every one.
+    // May the model see, activate and call this name, a native one or
+    // "mcp_tools"? NULL: every one.
     bool (*allow)(void *user, const char *name);
     // Is this project file trusted? Asked when trusted.json in config_dir does
     // not list it; NULL: then it is not. `servers` is the file's text.
@@ -303,13 +310,14 @@ MCP_API mcp_code mcp_open_sized(mcp **out, const mcp_options *opt,
 MCP_API void mcp_close(mcp *m);
 
 // End the running call soon with MCP_CANCELLED; nothing if none runs. From any
-// thread or a signal handler.
+// thread or a signal handler. Submitted calls go on: see mcp_drop().
 MCP_API void mcp_cancel(mcp *m);
 
 // Set the deadline of the calls that follow, as mcp_options.timeout_ms.
-MCP_API void mcp_timeout(mcp *m, int ms);
+MCP_API mcp_code mcp_timeout(mcp *m, int ms);
 
-// Do what is due, deliver events; wait for something up to `ms` (0: do not).
+// Do what is due, deliver events; wait for something up to `ms` (0: do not,
+// -1: as long as it takes).
 MCP_API mcp_code mcp_poll(mcp *m, int ms);
 
 // The last failure in one line, and whole. `m` may be NULL (out of memory).
@@ -365,14 +373,18 @@ MCP_API mcp_code mcp_instructions(mcp *m, mcp_result **out);
 // Always yields a result, but for misuse and memory: a failure is its text,
 // mcp_is_error() is true, and the code says which. The text is bounded (2,000
 // lines, 50 KiB); if it is cut, it names a private file with the whole result.
+// The root is the server's own result, or as of the verb below that was used.
 MCP_API mcp_code mcp_dispatch(mcp *m, const char *name, const char *args,
                               mcp_result **out);
 // The tool result message for `r` as JSON, in the shape of that API. `call_id`
 // is the model's id of the call. Free `*out`.
 MCP_API mcp_code mcp_content(const mcp_result *r, mcp_shape shape,
                              const char *call_id, mcp_result **out);
-// What is active, as JSON to keep with a conversation; and back. What no
-// longer agrees is not restored and is named in `*out` (may be NULL).
+// What is active, as JSON to keep with a conversation; and back, in the place
+// of what is active now. What no longer agrees is not restored but named in
+// `*out` (may be NULL): {"restored":[{"server","tool"}],"lost":[{"server",
+// "tool","reason"}],"failed":[...]}. A text that is no snapshot is
+// MCP_OPERATION_FAILED.
 MCP_API mcp_code mcp_snapshot(mcp *m, mcp_result **out);
 MCP_API mcp_code mcp_restore(mcp *m, const char *snapshot, mcp_result **out);
 
@@ -385,37 +397,47 @@ typedef enum mcp_kind {
     MCP_TOOLS = 1,
     MCP_RESOURCES = 2,  // a search for these finds templates too
     MCP_TEMPLATES = 3,
-    MCP_PROMPTS = 4
+    MCP_PROMPTS = 4     // for mcp_list() alone
 } mcp_kind;
 
-// Best matches: {"candidates":[{"kind","server","name",...}],"failed":[...]}.
-// `server` NULL: all. `limit` 1 to 50; 0: 5. Uses caches, connects where none.
-// A server that could not be asked is in "failed"; if nothing but failures
-// came of it, mcp_is_error() is true.
+// Best matches: {"candidates":[{"kind","server","name","description","id" or
+// "uri" or "template",...}],"failed":[{"server","kinds","code","message",
+// "hint","detail"}]}. `query` is not empty, `server` NULL: all, `limit` 1 to
+// 50, 0: 5; prompts are not searched. Uses caches, connects where none. A
+// server that could not be asked is in "failed"; if nothing but failures came
+// of it, mcp_is_error() is true and mcp_last_error() has the first.
 MCP_API mcp_code mcp_search(mcp *m, const char *query, mcp_kind kind,
                             const char *server, int limit, mcp_result **out);
 // Activate tools: `names` is a JSON array of exact "server.tool" names. The
-// outcome of each: {"tools":[{"id","state","name","reason",...}]}, state is
-// loaded, active (before already) or failed. mcp_is_error(): none is usable.
+// outcome of each: {"tools":[{"id","state","server","tool","name","code",
+// "reason"}],"failed":[...]}; state is loaded, active (before already) or
+// failed, `name` the native one. mcp_is_error(): none is usable.
 MCP_API mcp_code mcp_activate(mcp *m, const char *names, mcp_result **out);
 // Run "server.tool". `args` is a JSON object, or NULL for none. Never sent
 // twice. A tool that reports its own failure is MCP_OK: see mcp_is_error().
+// {"content":[...],"structuredContent","isError"}; the text is of `content`,
+// or of the structured one if `content` has no text.
 MCP_API mcp_code mcp_call(mcp *m, const char *tool, const char *args,
                           mcp_result **out);
-// Read a resource; with `args` (a JSON object) `uri` is a template.
+// Read a resource: {"contents":[{"uri","mimeType","text" or "blob"}]}. With
+// `args` (a JSON object, the values of its variables) `uri` is a template.
 MCP_API mcp_code mcp_read(mcp *m, const char *server, const char *uri,
                           const char *args, mcp_result **out);
-// Values for a template's variable. `known`: other variables, or NULL.
+// Values for a template's variable: {"completion":{"values":[...],"total",
+// "hasMore"}}. `known`: other variables as a JSON object, or NULL.
 MCP_API mcp_code mcp_complete(mcp *m, const char *server, const char *uri,
                               const char *name, const char *value,
                               const char *known, mcp_result **out);
-// The whole catalog of a kind as an array, as the server describes it.
+// The whole catalog of a kind as an array, as the server describes it; no
+// MCP_ALL.
 MCP_API mcp_code mcp_list(mcp *m, const char *server, mcp_kind kind,
                           mcp_result **out);
-// Get a prompt; `args` is a JSON object of strings, or NULL.
+// Get a prompt: {"messages":[{"role","content"}]}. `args` is a JSON object of
+// strings, or NULL.
 MCP_API mcp_code mcp_prompt(mcp *m, const char *server, const char *name,
                             const char *args, mcp_result **out);
-// Any request; `params` is a JSON object or NULL, _meta is added for you.
+// Any request; `params` is a JSON object or NULL, _meta is added for you. The
+// root is the result.
 MCP_API mcp_code mcp_request(mcp *m, const char *server, const char *method,
                              const char *params, mcp_result **out);
 
@@ -471,7 +493,8 @@ MCP_API int mcp_fds(mcp *m, mcp_fd *out, int cap, int *timeout_ms);
 // MARK: - Results
 //=============================================================================
 
-// Parse any JSON text. `m` may be NULL.
+// Parse any JSON text; one that is none is MCP_MISUSE, and the detail says
+// where. `m` may be NULL. mcp_text() is "".
 MCP_API mcp_code mcp_parse(mcp *m, const char *text, size_t len,
                            mcp_result **out);
 MCP_API void mcp_free(mcp_result *r);

@@ -881,15 +881,20 @@ static void test_diag_codes(void) {
         CHECK(text && *text && text[strlen(text) - 1] == '.');
         CHECK(strpbrk(text, "{}\n\t") == NULL);
         CHECK_INT(fail(&d, code, NULL), code);
-        buf_clear(&b);
-        hint_text(&b, &d, "mcp ", true);
-        CHECK(b.len && strpbrk(buf_z(&b), "{}\n\t%") == NULL);
-        CHECK(b.ptr[b.len - 1] == '.');
+        for (int http = 0; http < 2; http++) {
+            buf_clear(&b);
+            hint_text(&b, &d, "mcp ", http);
+            CHECK(b.len && strpbrk(buf_z(&b), "{}\n\t%") == NULL);
+            CHECK(b.ptr[b.len - 1] == '.');
+            // No such command, and mcp_tools says nothing to a person.
+            CHECK(!strstr(buf_z(&b), "login") && !strstr(buf_z(&b), "logout"));
+            CHECK(!strstr(buf_z(&b), "mcp_tools"));
+        }
         for (int k = 0; k < i; k++) {
             CHECK(strcmp(word, mcp_code_name((mcp_code)k)) != 0);
             CHECK(strcmp(text, code_message((mcp_code)k)) != 0);
-            CHECK(strcmp(code_hint(code, MCP_OP_NONE),
-                         code_hint((mcp_code)k, MCP_OP_NONE)) != 0);
+            CHECK(strcmp(code_hint(code, true),
+                         code_hint((mcp_code)k, true)) != 0);
         }
     }
     CHECK_STR(str_of(mcp_code_name((mcp_code)99)), S("unknown"));
@@ -910,30 +915,37 @@ static void test_diag_hints(void) {
     diag_init(&d, &m, NULL);
     fail(&d, MCP_CONNECTION_FAILED, "secret detail");
     hint_text(&b, &d, "/mcp ", true);
-    CHECK(str_find(buf_str(&b), S("/mcp refresh <server>.")) != SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("/mcp reconnect <server>.")) != SIZE_MAX);
+    CHECK(strstr(buf_z(&b), "URL") && !strstr(buf_z(&b), "cwd"));
+    buf_clear(&b);
+    hint_text(&b, &d, "/mcp ", false);
+    CHECK(strstr(buf_z(&b), "cwd") && !strstr(buf_z(&b), "URL"));
+    CHECK(str_find(buf_str(&b), S("/mcp reconnect <server>.")) != SIZE_MAX);
     memcpy(d.server, "docs", 5);
     buf_clear(&b);
     hint_text(&b, &d, "mcp ", true);
-    CHECK(str_find(buf_str(&b), S("with mcp refresh docs.")) != SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("with mcp reconnect docs.")) != SIZE_MAX);
     buf_clear(&b);
-    diag_text(&b, &d, "/mcp ");
+    diag_text(&b, &d, "/mcp ", false);
+    CHECK(str_find(buf_str(&b), S("cwd")) != SIZE_MAX);
+    buf_clear(&b);
+    diag_text(&b, &d, "/mcp ", true);
     CHECK(str_starts(buf_str(&b), S("docs: [connection_failed] There ")));
     CHECK(str_find(buf_str(&b), S("secret")) == SIZE_MAX);
     d.server[0] = 0;
     buf_clear(&b);
-    diag_text(&b, &d, "/mcp ");
+    diag_text(&b, &d, "/mcp ", true);
     CHECK(str_starts(buf_str(&b), S("[connection_failed] ")));
     fail(&d, MCP_AUTHENTICATION_REQUIRED, NULL);
+    memcpy(d.server, "docs", 5);
     buf_clear(&b);
     hint_text(&b, &d, "/mcp ", false);
-    CHECK(str_find(buf_str(&b), S("login")) == SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("Authorization")) == SIZE_MAX);
     buf_clear(&b);
     hint_text(&b, &d, "/mcp ", true);
-    CHECK(str_find(buf_str(&b), S("Authorization")) != SIZE_MAX);
-    d.operation = MCP_OP_AUTH;
-    buf_clear(&b);
-    hint_text(&b, &d, "/mcp ", true);
-    CHECK_STR(buf_str(&b), S("Sign in with /mcp login <server>."));
+    CHECK(str_find(buf_str(&b), S("/mcp add --scope global --replace --header "
+                                  "'Authorization: Bearer TOKEN' docs URL")) !=
+          SIZE_MAX);
     buf_free(&b);
     diag_free(&d);
 }
@@ -1069,6 +1081,44 @@ static void test_diag_secrets(void) {
     secrets_free(&k);
 }
 
+// Numbers of sessions come and go; a value that is also a lasting secret, or
+// another session's, stays.
+static void test_diag_secrets_lent(void) {
+    heap h = {0, 0, 0, false};
+    mem m = {heap_fn, &h};
+    secrets k;
+    buf b;
+
+    secrets_init(&k, &m);
+    buf_init(&b, &m, 1000);
+    CHECK(secrets_lend(&k, S("session-1")) && secrets_add(&k, S("token-9")));
+    for (int i = 0; i < 3 * LIMIT_SECRETS; i++) {
+        char id[20];
+        snprintf(id, sizeof id, "s%d\"more", i);
+        CHECK(secrets_lend(&k, str_of(id)));
+        secrets_drop(&k, str_of(id));
+    }
+    CHECK(secrets_lend(&k, S("session-1")) && secrets_lend(&k, S("token-9")));
+    CHECK(secrets_lend(&k, S("abc")));
+    secrets_drop(&k, S("abc"));
+    secrets_drop(&k, S("session-1"));
+    secrets_drop(&k, S("token-9"));
+    secrets_drop(&k, S("token-9"));
+    secrets_drop(&k, S("never there"));
+    CHECK_INT(k.n, 2);
+    buf_add(&b, S("session-1 token-9"));
+    secrets_mask(&k, &b, 0);
+    CHECK_STR(buf_str(&b), S("*** ***"));
+    secrets_drop(&k, S("session-1"));
+    CHECK_INT(k.n, 1);
+    CHECK(secrets_lend(&k, S("lent")) && secrets_add(&k, S("lent")));
+    secrets_drop(&k, S("lent"));
+    CHECK_INT(k.n, 2);
+    buf_free(&b);
+    secrets_free(&k);
+    CHECK_INT(h.live, 0);
+}
+
 static void test_diag_secrets_limit(void) {
     mem m;
     secrets k;
@@ -1153,6 +1203,7 @@ static const test tests_diag[] = {
     {"diag.fail", test_diag_fail},
     {"diag.limit", test_diag_limit},
     {"diag.secrets", test_diag_secrets},
+    {"diag.secrets.lent", test_diag_secrets_lent},
     {"diag.secrets.limit", test_diag_secrets_limit},
     {"diag.secret.nowhere", test_diag_secret_nowhere},
     {"diag.memory", test_diag_memory},
@@ -1220,7 +1271,7 @@ static int rig_host_random(void *user, void *to, size_t n) {
 
 static bool rig_init(rig *r, mem *mm) {
     static const mcp_os host = {NULL, rig_host_now, NULL, rig_host_random,
-                                NULL, NULL};
+                                NULL};
     mcp *m = &r->m;
 
     memset(r, 0, sizeof *r);
@@ -1611,6 +1662,28 @@ static void test_loop_bytes_first(void) {
     CHECK_INT(t.steps, 1);
     job_end(&r.m, &t.job);
     reader_free(&r, &d, fd);
+    rig_free(&r);
+}
+
+// A cancel between two calls is lost, whether it is found by the look at
+// everything or not, and one after the beginning of a call is not.
+static void test_loop_cancel_between(void) {
+    rig r;
+
+    if (!CHECK(rig_fake(&r))) return;
+    for (int i = 0; i < 4; i++) {
+        if (i & 1) r.now += TIME_HOT_TURN;
+        mcp_cancel(&r.m);
+        if (i & 2) mcp_cancel(&r.m);
+        CHECK(loop_drain_cancel(&r.m));
+        CHECK(!loop_drain_cancel(&r.m));
+        CHECK(!loop_turn(&r.m, r.now));
+        r.m.loop.all_polled = r.now;
+        CHECK(!loop_drain_cancel(&r.m));
+        mcp_cancel(&r.m);
+        CHECK(loop_turn(&r.m, r.now));
+        CHECK(!loop_turn(&r.m, r.now));
+    }
     rig_free(&r);
 }
 
@@ -2018,7 +2091,7 @@ static void test_loop_no_pipe(void) {
 
 // Without a system whatever needs one says so.
 static void test_os_none(void) {
-    mcp_os host = {NULL, rig_host_now, NULL, rig_host_random, NULL, NULL};
+    mcp_os host = {NULL, rig_host_now, NULL, rig_host_random, NULL};
     os_stat st;
     os_fd fd[2];
     char b[4];
@@ -2062,7 +2135,7 @@ static int host_wait(void *user, mcp_fd *fds, int n, int ms) {
 
 static void test_os_adopt(void) {
     int64_t now = 5;
-    mcp_os host = {&now, host_now, host_now, host_random, host_wait, NULL};
+    mcp_os host = {&now, host_now, host_now, host_random, host_wait};
     unsigned char b[2] = {0, 0};
     os o;
 
@@ -2158,7 +2231,7 @@ static void test_io_torture(void) {
 }
 
 // One call on a pipe pair: one write, at most two polls and two reads, the
-// self-pipe's included (DESIGN section 5).
+// self-pipe's included.
 typedef struct caller {
     job job;
     io *io;
@@ -2449,6 +2522,7 @@ static const test tests_loop[] = {
     {"loop.bytes_first", test_loop_bytes_first},
     {"loop.hot", test_loop_hot},
     {"loop.watch", test_loop_watch},
+    {"loop.cancel_between", test_loop_cancel_between},
     {"loop.cancel_thread", test_loop_cancel_thread},
     {"loop.cancel_signal", test_loop_cancel_signal},
     {"loop.os_adopt", test_os_adopt},
@@ -10712,7 +10786,7 @@ static void test_config_filters(void) {
 
 static const char *const cfg_some_env[] = {
     "A", "aa", "B_1", "b$A", "EMPTY", "", "BANG", "!touch x", "HOME", "/home/u",
-    "PATH", "/bin", "CRLF", "x\r\ny", NULL};
+    "PATH", "/bin", "CRLF", "x\r\ny", "ARG", "CANARY-5", NULL};
 
 // What a text becomes; "?NAME": that variable is missing.
 static const struct {
@@ -10762,7 +10836,7 @@ static void test_config_expand(void) {
     cfg_world_open(&w);
     w.env = cfg_some_env;
     for (size_t i = 0; i < COUNT(cfg_expansions); i++) {
-        for (int dollars = 0; dollars < 2; dollars++) {
+        for (unsigned dollars = 0; dollars < 2; dollars++) {
             const char *want = dollars ? cfg_expansions[i].dollars
                                        : cfg_expansions[i].plain;
             str in = str_of(cfg_expansions[i].in), missing;
@@ -10920,19 +10994,27 @@ static void test_config_masks(void) {
         {"a CANARY-1 b", "a *** b"},
         {"Bearer CANARY-2", "***"},
         {"sent CANARY-2", "sent ***"},  // a server logs it without the scheme
-        {"?key=CANARY-3&m=1", "?***"},
-        {"CANARY-3", "***"},
+        {"?key=CANARY-3%2f&m=1", "?***"},
+        {"CANARY-3%2f", "***"},
+        {"CANARY-3/", "***"},          // as the server reads it
+        {"line CANARY-4", "line ***"},  // of a value of three lines
+        {"argument CANARY-5", "argument ***"},
+        {"/home/u", "/home/u"},        // nothing that anybody hides
         {"true abc", "true abc"},      // tells nothing
         {"info", "info"},
     };
     cfg_world w;
     resolved *r;
     cfg_world_open(&w);
+    w.env = cfg_some_env;
     CHECK_INT(cfg_resolve(&w, "{\"command\":\"x\",\"env\":{\"T\":\"CANARY-1\","
-                          "\"U\":\"true\",\"V\":\"abc\",\"W\":\"info\"}}", &r),
+                          "\"U\":\"true\",\"V\":\"abc\",\"W\":\"info\","
+                          "\"X\":\"BEGIN\\nCANARY-4\\nEND\"},\"args\":["
+                          "\"-t=${ARG}\",\"${HOME}\",\"${A}\"]}", &r),
               MCP_OK);
+    CHECK_STR(str_of(r->argv[1]), S("-t=CANARY-5"));
     resolved_free(r);
-    CHECK_INT(cfg_resolve(&w, "{\"url\":\"https://h/?key=CANARY-3&m=1\","
+    CHECK_INT(cfg_resolve(&w, "{\"url\":\"https://h/?key=CANARY-3%2f&m=1\","
                           "\"headers\":{\"A\":\"Bearer CANARY-2\"}}", &r),
               MCP_OK);
     resolved_free(r);
@@ -10944,6 +11026,7 @@ static void test_config_masks(void) {
         CHECK_STR(buf_str(&b), str_of(t[i].want));
         buf_free(&b);
     }
+    w.env = cfg_no_env;
     cfg_world_close(&w);
 }
 
@@ -13448,6 +13531,9 @@ static void test_http_session_lost(void) {
     CHECK_INT(web_count(&w, "POST tools/call"), 2);
     CHECK(w.b.s->changed[LIST_TOOLS] > changed);
     CHECK_INT(w.b.s->state, SERVER_READY);
+    CHECK_INT(trial_mcp(&w.b)->secrets.n, 1);  // that of the new session
+    server_close(w.b.s);
+    CHECK_INT(trial_mcp(&w.b)->secrets.n, 0);
     web_free(&w);
 
     // Two at once: still one new session.
@@ -13661,7 +13747,7 @@ static void test_http_call_stream(void) {
     web_free(&w);
 }
 
-// How long a tool call may take: 15 s as JSON, 30 s as a stream (DESIGN 4).
+// How long a tool call may take: 15 s as JSON, 30 s as a stream.
 static void web_holds_calls(web *w, web_conn *c, const web_ask *a) {
     if (strcmp(a->rpc, "tools/call") == 0) w->held = c;
     else web_legacy(w, c, a);
@@ -14126,7 +14212,7 @@ static void era_say(fake *p, mcp_json msg, str line) {
 #define E22(list)                                                             \
     "!{\"code\":-32022,\"message\":\"v\",\"data\":{\"supported\":[" list "]}}"
 
-// What discover brings over a stream, and what follows from it (5.2).
+// What discover brings over a stream, and what follows from it.
 static void test_era_stream(void) {
     static const struct {
         const char *answers;
@@ -14614,6 +14700,65 @@ static void test_era_adopt(void) {
     trial_free(&b);
 }
 
+// An entry whose object could not be made (no memory) is passed over; with
+// memory again it gets one.
+static void test_era_no_object(void) {
+    trial b;
+    mcp *m;
+
+    if (!trial_fake(&b, NULL)) return;
+    m = trial_mcp(&b);
+    CHECK_INT(config_put(m, "abc", S("{\"command\":\"x\"}"), NULL, &b.d),
+              MCP_OK);
+    CHECK_INT(config_put(m, "zzz", S("{\"command\":\"x\"}"), NULL, &b.d),
+              MCP_OK);
+    CHECK(server_add(m, config_find(m->config, S("zzz"))) != NULL);
+    CHECK(!server_find(m, S("abc")));
+    CHECK(m->servers == b.s && b.s->next == server_find(m, S("zzz")));
+    CHECK(!b.s->next->next);
+    CHECK(server_add(m, config_find(m->config, S("abc"))) != NULL);
+    CHECK(m->servers == server_find(m, S("abc")) && m->servers->next == b.s);
+    trial_free(&b);
+}
+
+// A refusal worth a second try that comes in the moment in which the time is
+// over: it is a timeout, and nothing is sent again.
+static void test_era_refused_late(void) {
+    static const char *const refusals[] = {
+        "\"code\":-32020,\"message\":\"x\"",
+        "\"code\":-32022,\"message\":\"x\",\"data\":{\"supported\":"
+        "[\"2026-07-28\"]}"};
+
+    for (size_t i = 0; i < 2 * COUNT(refusals); i++) {
+        trial b;
+        request *r;
+        char line[300];
+        int lines;
+        if (!trial_fake(&b, modern_say)) return;
+        CHECK_INT(trial_connect(&b, 20000), MCP_OK);
+        b.s->m->opt.timeout_ms = 50;
+        r = trial_ask(&b, "hold", "{}", 0);
+        snprintf(line, sizeof line, "{\"jsonrpc\":\"2.0\",\"id\":%d,"
+                 "\"error\":{%s}}", (int)r->id, refusals[i / 2]);
+        fake_puts(&b.fake, line);
+        lines = b.fake.lines;
+        if (i % 2) b.rig.now += 50;
+        trial_pass(&b, 5);
+        if (i % 2) {
+            CHECK_INT(r->failed.code, MCP_TIMEOUT);
+            CHECK(!r->again && r->done);
+            CHECK(!detail_has(&r->failed, "-3202"));
+            CHECK_INT(b.fake.lines, lines);
+        } else {
+            CHECK(!r->done && r->resent);
+        }
+        CHECK_INT(b.s->state, SERVER_READY);
+        request_free(trial_mcp(&b), r);
+        CHECK_INT(trial_call(&b, "echo", "{}"), MCP_OK);
+        trial_free(&b);
+    }
+}
+
 // A running call learns that its connection was closed on purpose.
 static void test_era_adopt_running(void) {
     trial b;
@@ -14672,7 +14817,7 @@ static void era_web(web *w, web_conn *c, const web_ask *a) {
     "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":" code              \
     ",\"message\":\"m\",\"data\":" data "}}"
 
-// The table of protocol.md 5.3.
+// What discover brings over HTTP, by status and body.
 static void test_era_http(void) {
     static const struct {
         int status;
@@ -15031,6 +15176,78 @@ static void test_era_hangs(void) {
     lair_free(&l);
 }
 
+// Another that never answers: what is told is that it did not, and not that we
+// wait for the end of the sibling we have asked.
+static void test_era_mute(void) {
+    lair l;
+
+    if (!lair_init(&l, "hang", ",\"timeoutMs\":500")) return;
+    server_define(l.b.s, NULL);
+    CHECK_INT(trial_add(&l.b, "{\"command\":\"sleep\",\"args\":[\"9\"],"
+                              "\"timeoutMs\":500}"), MCP_OK);
+    CHECK_INT(trial_connect(&l.b, 20000), MCP_TIMEOUT);
+    CHECK(detail_has(&l.b.d, "no answer to server/discover"));
+    CHECK(!detail_has(&l.b.d, "old process"));
+    lair_free(&l);
+}
+
+// Servers that never stop: a line that is no message, changes of a list, log
+// lines, answers to nothing. Each turn ends soon, deadlines hold, a connection
+// can be closed, and memory stays flat.
+static void test_era_flood(void) {
+    static const char *const lines[] = {
+        "y",
+        "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}",
+        "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":"
+        "{\"level\":\"info\",\"data\":\"hello\"}}",
+        "{\"jsonrpc\":\"2.0\",\"id\":999,\"result\":{}}"};
+    static const char script[] =
+        "read l\n"
+        "echo '{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"protocolVersion\":"
+        "\"2025-06-18\",\"capabilities\":{\"tools\":{\"listChanged\":true}}}}'\n"
+        "read l\n"
+        "exec yes \"$1\"\n";
+
+    for (size_t i = 0; i < COUNT(lines); i++) {
+        char definition[700];
+        int64_t from, before, worst = 0;
+        size_t most = 0, base;
+        request *r;
+        buf word;
+        lair l;
+        mcp *m = trial_mcp(&l.b);
+        if (!lair_init(&l, "legacy", "")) return;
+        place_put(&l.place, "f.sh", script, 0600);
+        buf_init(&word, &l.b.fake.mem, SIZE_MAX);
+        buf_quote(&word, str_of(lines[i]));
+        snprintf(definition, sizeof definition,
+                 "{\"command\":\"sh\",\"args\":[\"%s\",%s],\"protocol\":"
+                 "\"legacy\",\"timeoutMs\":600}", place_at(&l.place, "f.sh"),
+                 buf_z(&word));
+        buf_free(&word);
+        server_define(l.b.s, NULL);
+        CHECK_INT(trial_add(&l.b, definition), MCP_OK);
+        CHECK_INT(trial_connect(&l.b, 20000), MCP_OK);
+        base = l.b.rig.heap.live;
+        r = trial_ask(&l.b, "hold", "{}", 0);
+        from = m->loop.now;
+        while (!r->done && m->loop.now < from + 20000) {
+            before = m->loop.now;
+            buf_clear(&l.b.events);
+            loop_turn(m, before + 100);
+            loop_clock(m);
+            if (m->loop.now - before > worst) worst = m->loop.now - before;
+            if (l.b.rig.heap.live > most) most = l.b.rig.heap.live;
+        }
+        CHECK_INT(r->failed.code, MCP_TIMEOUT);
+        CHECK(m->loop.now - from < 1500);
+        CHECK(worst < 400);
+        CHECK(most < base + (2 << 20));
+        request_free(m, r);
+        lair_free(&l);
+    }
+}
+
 static void test_era_missing(void) {
     lair l;
 
@@ -15129,6 +15346,8 @@ static const test tests_era[] = {
     {"era.granted", test_era_granted},
     {"era.adopt", test_era_adopt},
     {"era.adopt-running", test_era_adopt_running},
+    {"era.no-object", test_era_no_object},
+    {"era.refused-late", test_era_refused_late},
     {"era.torture", test_era_torture},
 #if USE_LEGACY
     {"era.stream", test_era_stream},
@@ -15159,6 +15378,8 @@ static const test tests_era[] = {
     {"fr.9", test_era_exits},
     {"era.grandchild", test_era_grandchild},
     {"era.hangs", test_era_hangs},
+    {"era.mute", test_era_mute},
+    {"era.flood", test_era_flood},
     {"era.missing", test_era_missing},
     {"era.midcall", test_era_midcall},
     {"fr.10", test_era_midcall},
@@ -15467,6 +15688,20 @@ static void test_catalog_limits(void) {
         CHECK_INT(shop_fetch(&x, LIST_TOOLS, NEED_LIVE, &c),
                   i ? MCP_LIMIT_EXCEEDED : MCP_OK);
         if (i) CHECK(detail_has(&x.b.d, "4194304 bytes"));
+        shop_close(&x);
+    }
+    // Pages are kept whole, with what stands beside their arrays.
+    for (size_t i = 0; i < 2; i++) {
+        size_t most = CATALOG_PAGES + (size_t)LIMIT_CATALOG_BYTES;
+        buf_clear(&text);
+        buf_add(&text, S("{\"tools\":[],\"x\":\""));
+        while (text.len < most - 200 + 200 * i) buf_byte(&text, 'x');
+        buf_add(&text, S("\"}"));
+        big[0].answer = text.ptr;
+        if (!CHECK(shop_open(&x, big, CAPS_TOOLS, true))) return;
+        CHECK_INT(shop_fetch(&x, LIST_TOOLS, NEED_LIVE, &c),
+                  i ? MCP_LIMIT_EXCEEDED : MCP_OK);
+        if (i) CHECK(detail_has(&x.b.d, "more than 4194304 bytes"));
         shop_close(&x);
     }
     buf_free(&text);
@@ -16401,6 +16636,39 @@ static void test_cache_unseen(void) {
     store_close(&x);
 }
 
+// A file that cannot be removed is told once, however often the list changes.
+static void test_cache_stays(void) {
+    store x;
+    char path[300], inside[320];
+    str events, said = S("7 the stale tool cache could not be removed\n");
+    size_t at;
+    FILE *f;
+
+    if (!CHECK(store_open(&x, NULL, store_def))) return;
+    catalog_free(store_fill(&x));
+    CHECK(catalog_known(x.b.s, LIST_TOOLS) != NULL);
+    store_path(&x, ".json", path, sizeof path);
+    remove(path);  // a directory in its place
+    snprintf(inside, sizeof inside, "%s/x", path);
+    CHECK_INT(mkdir(path, 0700), 0);
+    f = fopen(inside, "w");
+    if (f) fclose(f);
+    for (int i = 0; i < 100; i++) {
+        x.b.s->noted[LIST_TOOLS]++;
+        job_wake(trial_mcp(&x.b), x.b.s->lists[LIST_TOOLS]);
+        loop_turn(trial_mcp(&x.b), 0);
+    }
+    events = buf_str(&x.b.events);
+    at = str_find(events, said);
+    CHECK(at != SIZE_MAX);
+    CHECK(at == SIZE_MAX ||
+          str_find(str_skip(events, at + 1), said) == SIZE_MAX);
+    x.b.s->noted[LIST_TOOLS] = 0;
+    remove(inside);
+    rmdir(path);
+    store_close(&x);
+}
+
 static void test_cache_unwritable(void) {
     store x;
     catalog *c;
@@ -16519,6 +16787,7 @@ static const test tests_catalog[] = {
     {"cache.size", test_cache_size},
     {"cache.race", test_cache_race},
     {"cache.unseen", test_cache_unseen},
+    {"cache.stays", test_cache_stays},
     {"cache.unwritable", test_cache_unwritable},
     {"cache.known_none", test_cache_known_none},
     {"cache.torture", test_cache_torture},
@@ -17239,7 +17508,7 @@ static void test_search_nearest(void) {
         {"b.calc", "b.calculate,"},
         {"", NULL},
     };
-    char out[3][LIMIT_NAME + LIMIT_TOOL_NAME + 2], got[2000];
+    char out[3][LIMIT_NAME + LIMIT_TOOL_NAME + 2], got[2000], big[NEAR_MAX];
     hall h;
     uint32_t n;
 
@@ -17253,6 +17522,12 @@ static void test_search_nearest(void) {
             at += (size_t)snprintf(got + at, sizeof got - at, "%s,", out[k]);
         if (t[i].want) CHECK(str_starts(str_of(got), str_of(t[i].want)));
     }
+    // A long name is compared by its beginning: what follows costs nothing.
+    memset(big, 'y', sizeof big);
+    memcpy(big, "linear.list_teams", 17);
+    CHECK_INT(search_nearest(&h.m, h.c, h.n, str_make(big, sizeof big), out, 1,
+                             &n), MCP_OK);
+    CHECK_STR(str_of(out[0]), S("linear.list_teams"));
     CHECK_INT(search_nearest(&h.m, h.c, h.n, S("x"), out, 0, &n), MCP_OK);
     CHECK_INT(n, 0);
     CHECK_INT(search_nearest(&h.m, h.c, 0, S("x"), out, 3, &n), MCP_OK);
@@ -17431,7 +17706,7 @@ static int clock_wait(void *user, mcp_fd *fds, int n, int ms) {
 }
 
 static void clock_make(clock_os *c, mcp_os *hooks) {
-    mcp_os h = {NULL, clock_now, clock_unix, clock_random, clock_wait, NULL};
+    mcp_os h = {NULL, clock_now, clock_unix, clock_random, clock_wait};
     c->now = 5000;
     c->noise = 1;
     h.user = c;
@@ -17857,14 +18132,21 @@ static void test_session_call_refused(void) {
         const char *tool, *args, *detail;
         mcp_code rc;
     } t[] = {
-        {"b.echo", "{}", "there is no server \"b\"", MCP_SERVER_UNKNOWN},
+        {"bb.echo", "{}", "there is no server \"bb\"", MCP_SERVER_UNKNOWN},
+        {"dosc.echo", "{}", "there is no server \"dosc\"; did you mean "
+                            "\"docs\"?", MCP_SERVER_UNKNOWN},
         {"off.echo", "{}", "", MCP_SERVER_DISABLED},
-        {"a.ecko", "{}", "nearest: a.echo", MCP_TOOL_CHANGED},
-        {"a.", "{}", "", MCP_TOOL_CHANGED},
-        {"a.Echo", "{}", "a.echo", MCP_TOOL_CHANGED},
-        {"echo", "{}", "a.echo", MCP_TOOL_CHANGED},
-        {"mcp__a__echo", "{}", "server.tool", MCP_TOOL_CHANGED},
-        {"", "{}", "", MCP_TOOL_CHANGED},
+        {"a.ecko", "{}", "a has no tool \"ecko\"; nearest: a.echo, "
+                         "a.add_numbers", MCP_TOOL_CHANGED},
+        {"a.", "{}", "say which tool: a.TOOL", MCP_TOOL_CHANGED},
+        {"a", "{}", "say which tool: a.TOOL", MCP_TOOL_CHANGED},
+        {"a.Echo", "{}", "a has no tool \"Echo\"; nearest: a.echo",
+         MCP_TOOL_CHANGED},
+        {"echo", "{}", "a tool is named server.tool, not \"echo\"; nearest: "
+                       "a.echo", MCP_TOOL_CHANGED},
+        {"mcp__a__echo", "{}", "server.tool, not \"mcp__a__echo\"; nearest: "
+                               "a.echo", MCP_TOOL_CHANGED},
+        {"", "{}", "a tool is named server.tool", MCP_TOOL_CHANGED},
         {"a.echo", "[]", "not a JSON object", MCP_MISUSE},
         {"a.echo", "{", "at byte 1", MCP_MISUSE},
         {"a.echo", "", "not JSON", MCP_MISUSE},
@@ -17875,6 +18157,7 @@ static void test_session_call_refused(void) {
 
     bench_start(&b, 1);
     CHECK_INT(mcp_add(b.m, "off", "{\"command\":\"x\",\"disabled\":true}"), 0);
+    CHECK_INT(mcp_add(b.m, "docs", "{\"command\":\"x\"}"), MCP_OK);
     CHECK_INT(mcp_connect(b.m, "a"), MCP_OK);
     CHECK_INT(mcp_list(b.m, "a", MCP_TOOLS, &r), MCP_OK);
     mcp_free(r);
@@ -17886,10 +18169,35 @@ static void test_session_call_refused(void) {
         holds(mcp_last_error(b.m)->detail, t[i].detail)
             ? (void)0 : (void)CHECK_INT(i, -1);
         CHECK(strchr(mcp_errmsg(b.m), '\n') == NULL);
+        if (t[i].detail[0] && t[i].rc != MCP_MISUSE)
+            CHECK(holds(mcp_errmsg(b.m), t[i].detail));
     }
     CHECK_INT(b.peer[0].calls, 0);
     bench_close(&b);
 }
+
+#if USE_STDIO
+
+// A tool that the filters hide is there, and that is said.
+static void test_session_call_hidden(void) {
+    mcp_result *r = NULL;
+    bench b;
+
+    bench_start(&b, 1);
+    CHECK_INT(mcp_add(b.m, "f", "{\"command\":\"/no/such\",\"excludeTools\":"
+                      "[\"gr*\"]}"), MCP_OK);
+    CHECK_INT(mcp_call(b.m, "f.grow", NULL, &r), MCP_TOOL_CHANGED);
+    CHECK_STR(str_of(mcp_last_error(b.m)->detail),
+              S("includeTools/excludeTools of f hides \"grow\""));
+    CHECK_INT(mcp_call(b.m, "f.add", NULL, &r), MCP_CONNECTION_FAILED);
+    CHECK_INT(mcp_activate(b.m, "[\"f.grow\"]", &r), MCP_OK);
+    CHECK(holds(mcp_text(r), "f.grow \xE2\x80\x94 not loaded \xE2\x80\x94 "
+                "includeTools/excludeTools of f hides \"grow\""));
+    mcp_free(r);
+    bench_close(&b);
+}
+
+#endif
 
 // A server's name that is none never stands in a diagnostic.
 static void test_session_hostile_name(void) {
@@ -17902,6 +18210,9 @@ static void test_session_hostile_name(void) {
     CHECK(strchr(mcp_last_error(b.m)->detail, 0x1b) == NULL);
     CHECK_INT(mcp_list(b.m, "nobody", MCP_TOOLS, &r), MCP_SERVER_UNKNOWN);
     CHECK_STR(str_of(mcp_last_error(b.m)->server), S("nobody"));
+    CHECK_INT(mcp_connect(b.m, "x y"), MCP_SERVER_UNKNOWN);
+    CHECK_STR(str_of(mcp_last_error(b.m)->detail),
+              S("this cannot be the name of a server"));
     bench_close(&b);
 }
 
@@ -18052,9 +18363,15 @@ static void test_session_search(void) {
         {"docs://auth", NULL, NULL, MCP_ALL, 0, 2},
         {"authentication guide", "a", NULL, MCP_RESOURCES, 0, 1},
         {"schema table", "a", NULL, MCP_TEMPLATES, 0, 1},
-        {"review", "a", NULL, MCP_PROMPTS, 0, 1},
         {"zzqx", NULL, NULL, MCP_ALL, 0, 0},
-        {"", NULL, NULL, MCP_ALL, 0, 0},
+    };
+    static const struct {
+        const char *query, *detail;
+        mcp_kind kind;
+    } bad[] = {
+        {"", "the query is empty", MCP_ALL},
+        {" \t\n", "the query is empty", MCP_TOOLS},
+        {"review", "kind is all, tools, resources or templates", MCP_PROMPTS},
     };
     bench b;
 
@@ -18073,6 +18390,13 @@ static void test_session_search(void) {
         CHECK_INT(mcp_length(mcp_get(mcp_root(r), "failed")), 0);
         CHECK(!mcp_is_error(r));
         mcp_free(r);
+    }
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        mcp_result *r = NULL;
+        CHECK_INT(mcp_search(b.m, bad[i].query, bad[i].kind, NULL, 0, &r),
+                  MCP_MISUSE);
+        CHECK(r == NULL);
+        CHECK(holds(mcp_errmsg(b.m), bad[i].detail));
     }
     bench_close(&b);
 }
@@ -18231,8 +18555,16 @@ static void test_session_activate(void) {
         {"[\"a.echo\",\"mcp__a__echo\"]", "already loaded", 1, false},
         {"[\"b.add_numbers\",\"b.nope\"]", "unknown identifier", 2, false},
         {"[\"a.ech\"]", "nearest names: a.echo", 1, true},
-        {"[\"A.echo\"]", "no tools of this server are known", 1, true},
-        {"[\"zz.echo\"]", "Check its name", 1, true},
+        {"[\"A.echo\"]", "not loaded \xE2\x80\x94 there is no server \"A\"", 1,
+         true},
+        {"[\"offf.echo\"]", "there is no server \"offf\"; did you mean "
+                            "\"off\"?", 1, true},
+        {"[\"x y.echo\"]", "this cannot be the name of a server", 1, true},
+        {"[\"echo\"]", "a tool is named server.tool; nearest: a.echo", 1, true},
+        {"[\"a\"]", "say which tool: a.TOOL", 1, true},
+        {"[\"a.\"]", "say which tool: a.TOOL", 1, true},
+        {"[\"mcp__a__ech\"]", "unknown identifier; nearest names: a.echo", 1,
+         true},
         {"[\"off.echo\"]", "server unavailable: off: [server_disabled]", 1,
          true},
         {"[\"c.echo\"]", "server unavailable: c: [connection_failed]", 1,
@@ -18240,25 +18572,33 @@ static void test_session_activate(void) {
         {"[\"a.hidden\"]", "restricted", 1, true},
         {"[\"a.echo\\u0007\\u001b[1m\"]", "a.echo \xE2\x80\x94 not", 1, true},
     };
+    mcp_result *r0 = NULL;
     bench b;
 
     bench_init(&b, 3);
     b.peer[2].dead = true;
-    b.opt.allow = NULL;
     CHECK_INT(bench_open(&b), MCP_OK);
     b.peer[0].tools = "[{\"name\":\"echo\"},{\"name\":\"hidden\"}]";
     mcp_add(b.m, "off", "{\"command\":\"x\",\"disabled\":true}");
     for (size_t i = 0; i < COUNT(t); i++) {
         mcp_result *r = NULL;
-        if (i == 11) b.m->opt.allow = NULL;
+        bool allowed = strstr(t[i].names, "hidden") != NULL;
         CHECK_INT(mcp_activate(b.m, t[i].names, &r), MCP_OK);
-        if (i != 11 && (!holds(mcp_text(r), t[i].text) ||
+        if (!allowed && (!holds(mcp_text(r), t[i].text) ||
                         !CHECK_INT(mcp_is_error(r), t[i].error)))
             CHECK_INT(i, -1);
         CHECK_INT(mcp_length(mcp_get(mcp_root(r), "tools")), t[i].lines);
         CHECK(strchr(mcp_text(r), 0x1b) == NULL);
+        // Why nothing came of it is the last failure, too.
+        if (t[i].error && !allowed)
+            CHECK(mcp_last_error(b.m)->detail[0] ||
+                  strstr(t[i].names, "off.echo"));
         mcp_free(r);
     }
+    CHECK_INT(mcp_dispatch(b.m, "mcp_tools", "{\"activate\":[\"zz.x\"]}", &r0),
+              MCP_SERVER_UNKNOWN);
+    CHECK(holds(mcp_last_error(b.m)->detail, "there is no server \"zz\""));
+    mcp_free(r0);
     CHECK_INT(b.m->session->n, 3);
     CHECK_INT(session_active(b.m, server_find(b.m, S("a"))), 2);
     bench_close(&b);
@@ -18385,6 +18725,88 @@ static void test_session_read(void) {
     }
 }
 
+// A template in the place of a URI, and values that it has no place for.
+static void test_session_read_template(void) {
+    static const struct {
+        const char *uri, *args;
+        mcp_code rc;
+        const char *sent, *detail;
+        int opens;  // 0: refused before anything is connected
+    } t[] = {
+        {"db://tables/{table}", NULL, MCP_RESOURCE_INVALID, NULL,
+         "db://tables/{table} is a template; give table=\xE2\x80\xA6", 1},
+        {"db://{a}/{b*}{?a,c}", NULL, MCP_RESOURCE_INVALID, NULL,
+         "; give a=\xE2\x80\xA6 b=\xE2\x80\xA6 c=\xE2\x80\xA6", 1},
+        {"db://other/{table}", NULL, MCP_OK, "db://other/{table}", "", 1},
+        {"db://tables/{table}", "{\"tabel\":\"x\"}", MCP_RESOURCE_INVALID,
+         NULL, "the template has no variable \"tabel\"; it has: table", 0},
+        {"db://{a}/{b*}{?a,c}", "{\"a\":\"1\",\"\\u001b[1mx\":\"\"}",
+         MCP_RESOURCE_INVALID, NULL, "no variable \"x\"; it has: a, b, c", 0},
+        {"docs://auth", "{\"x\":\"1\"}", MCP_RESOURCE_INVALID, NULL,
+         "no variable \"x\"; it has: none", 0},
+    };
+
+    for (size_t i = 0; i < COUNT(t); i++) {
+        mcp_result *r = NULL;
+        bench b;
+        bench_start(&b, 1);
+        b.peer[0].templates = "[{\"uriTemplate\":\"db://tables/{table}\","
+                              "\"name\":\"t\"},{\"uriTemplate\":"
+                              "\"db://{a}/{b*}{?a,c}\",\"name\":\"u\"}]";
+        CHECK_INT(mcp_read(b.m, "a", t[i].uri, t[i].args, &r), t[i].rc);
+        CHECK(holds(mcp_last_error(b.m)->detail, t[i].detail));
+        if (t[i].sent) CHECK(holds(mcp_text(r), t[i].sent));
+        CHECK_INT(b.peer[0].reads, t[i].sent != NULL);
+        CHECK_INT(b.peer[0].opens, t[i].opens);
+        mcp_free(r);
+        bench_close(&b);
+    }
+}
+
+// What a model is told of it: the call that it should have made.
+static void test_session_read_told(void) {
+    static const struct {
+        const char *read, *want;
+        mcp_code rc;
+    } t[] = {
+        {"\"uri\":\"db://tables/{table}\"",
+         "\nThis is a template. Next, with the arguments filled in: "
+         "mcp_tools({\"read\":{\"server\":\"a\",\"template\":"
+         "\"db://tables/{table}\",\"arguments\":{}}})", MCP_RESOURCE_INVALID},
+        {"\"template\":\"db://tables/{table}\",\"arguments\":{\"t\":\"x\"}",
+         "\nThe variables of this template: table.", MCP_RESOURCE_INVALID},
+    };
+    mcp_result *r = NULL;
+    char args[300];
+    bench b;
+
+    bench_start(&b, 1);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        snprintf(args, sizeof args, "{\"read\":{\"server\":\"a\",%s}}",
+                 t[i].read);
+        CHECK_INT(mcp_dispatch(b.m, "mcp_tools", args, &r), t[i].rc);
+        CHECK(mcp_is_error(r));
+        CHECK(holds(mcp_text(r), "a: [resource_invalid] "));
+        CHECK(holds(mcp_text(r), t[i].want));
+        mcp_free(r);
+    }
+    CHECK_INT(mcp_dispatch(b.m, "mcp_tools", "{\"complete\":{\"server\":\"a\","
+                           "\"template\":\"db://tables/{table}\",\"argument\":"
+                           "{\"name\":\"t\",\"value\":\"u\"}}}", &r),
+              MCP_COMPLETION_INVALID);
+    CHECK(holds(mcp_text(r), "\nThe variables of this template: table."));
+    mcp_free(r);
+    CHECK_INT(b.peer[0].reads + b.peer[0].completes, 0);
+    // A list of templates that cannot be had stops nobody.
+    bench_close(&b);
+    bench_start(&b, 1);
+    b.peer[0].bad_list = "resources/templates/list";
+    CHECK_INT(mcp_read(b.m, "a", "db://tables/{table}", NULL, &r), MCP_OK);
+    mcp_free(r);
+    CHECK_INT(b.peer[0].reads, 1);
+    bench_close(&b);
+}
+
 static void test_session_read_bounds(void) {
     static const struct {
         const char *what;
@@ -18408,24 +18830,32 @@ static void test_session_read_bounds(void) {
         const char *what = t[i].what, *text = "db://tables/{table}";
         mcp_result *r = NULL;
         mcp_code rc;
-        buf a;
+        buf a, text_of, list;
         bench b;
 
         bench_start(&b, 1);
         buf_init(&a, &m, SIZE_MAX);
+        buf_init(&text_of, &m, SIZE_MAX);
+        buf_init(&list, &m, SIZE_MAX);
         if (strcmp(what, "uri") == 0) {
             buf_fmt(&a, "a:%.*s", t[i].n - 2, big);
             rc = mcp_read(b.m, "a", buf_z(&a), NULL, &r);
         } else {
             if (strcmp(what, "value") == 0 || strcmp(what, "expanded") == 0)
                 buf_fmt(&a, "{\"table\":\"%.*s\"}", t[i].n, big);
-            if (strcmp(what, "key") == 0)
+            if (strcmp(what, "key") == 0) {
+                buf_fmt(&text_of, "a:b{?%.*s}", t[i].n, big);
                 buf_fmt(&a, "{\"%.*s\":\"1\"}", t[i].n, big);
+            }
             if (strcmp(what, "values") == 0 || strcmp(what, "json") == 0) {
-                bool json = *what == 'j';
-                for (int k = 0; k < t[i].n; k++)
-                    buf_fmt(&a, "%c\"k%d\":\"%.*s\"", k ? ',' : '{', k,
-                            json ? 4080 : 1, big);
+                int size = *what == 'j' ? 4080 : 1;
+                buf_add(&text_of, S("a:b"));
+                for (int k = 0; k < t[i].n; k++) {
+                    buf_fmt(&text_of, "%ck%d", k ? ',' : '{', k);
+                    buf_fmt(&a, "%c\"k%d\":[\"1\",\"%.*s\"]", k ? ',' : '{',
+                            k, size, big);  // of a list, the first is used
+                }
+                buf_byte(&text_of, '}');
                 buf_byte(&a, '}');
             }
             if (strcmp(what, "list") == 0) {
@@ -18434,38 +18864,52 @@ static void test_session_read_bounds(void) {
                     buf_fmt(&a, "%c\"1\"", k ? ',' : '[');
                 buf_add(&a, S("]}"));
             }
+            if (text_of.len) text = buf_z(&text_of);
+            buf_fmt(&list, "[{\"name\":\"t\",\"uriTemplate\":\"%s\"}]", text);
+            b.peer[0].templates = buf_z(&list);
             rc = mcp_read(b.m, "a", text, buf_z(&a), &r);
         }
         if (!CHECK_INT(rc, t[i].rc)) printf("%s %d\n", what, t[i].n);
         mcp_free(r);
         buf_free(&a);
+        buf_free(&text_of);
+        buf_free(&list);
         bench_close(&b);
     }
 }
 
-// Which answers mean "there is no such resource".
+// Which answers mean "there is no such resource", in each era.
 static void test_session_not_found(void) {
     static const struct {
         const char *error;
-        mcp_code rc;
+        mcp_code legacy, modern;
     } t[] = {
-        {"{\"code\":-32002,\"message\":\"x\"}", MCP_RESOURCE_NOT_FOUND},
-        {"{\"code\":-32602,\"message\":\"x\",\"data\":{\"uri\":\"docs:x\"}}",
+        {"{\"code\":-32002,\"message\":\"x\"}", MCP_RESOURCE_NOT_FOUND,
          MCP_RESOURCE_NOT_FOUND},
-        {"{\"code\":-32602,\"message\":\"x\"}", MCP_PROTOCOL_ERROR},
+        {"{\"code\":-32602,\"message\":\"x\",\"data\":{\"uri\":\"docs:x\"}}",
+         MCP_RESOURCE_NOT_FOUND, MCP_RESOURCE_NOT_FOUND},
+        {"{\"code\":-32602,\"message\":\"x\"}", MCP_PROTOCOL_ERROR,
+         MCP_RESOURCE_NOT_FOUND},
         {"{\"code\":-32602,\"message\":\"x\",\"data\":{\"uri\":1}}",
-         MCP_PROTOCOL_ERROR},
+         MCP_PROTOCOL_ERROR, MCP_RESOURCE_NOT_FOUND},
         {"{\"code\":-32602,\"message\":\"x\",\"data\":{\"uri\":\"u\","
-         "\"more\":1}}", MCP_PROTOCOL_ERROR},
-        {"{\"code\":-32603,\"message\":\"not found\"}", MCP_PROTOCOL_ERROR},
+         "\"more\":1}}", MCP_RESOURCE_NOT_FOUND, MCP_RESOURCE_NOT_FOUND},
+        {"{\"code\":-32603,\"message\":\"not found\"}", MCP_PROTOCOL_ERROR,
+         MCP_PROTOCOL_ERROR},
     };
 
-    for (size_t i = 0; i < COUNT(t); i++) {
+    for (size_t i = USE_LEGACY ? 0 : 1; i < COUNT(t) * 2; i++) {
         mcp_result *r = NULL;
+        bool modern = !USE_LEGACY || i % 2;
         bench b;
-        bench_start(&b, 1);
-        b.peer[0].error = t[i].error;
-        CHECK_INT(mcp_read(b.m, "a", "docs:x", NULL, &r), t[i].rc);
+        bench_init(&b, 1);
+        b.peer[0].modern = modern;
+        CHECK_INT(bench_open(&b), MCP_OK);
+        b.peer[0].error = t[i / 2].error;
+        CHECK_INT(mcp_read(b.m, "a", "docs:x", NULL, &r),
+                  modern ? t[i / 2].modern : t[i / 2].legacy);
+        CHECK_INT(mcp_last_error(b.m)->operation, MCP_OP_READ);
+        CHECK(mcp_last_error(b.m)->rpc_code < 0);
         CHECK_INT(b.peer[0].reads, 1);
         // The same codes of a tool call are no missing resource.
         CHECK_INT(mcp_call(b.m, "a.echo", NULL, &r), MCP_PROTOCOL_ERROR);
@@ -18595,9 +19039,78 @@ static void test_session_cached_only(void) {
     CHECK_INT(mcp_connect(b.m, "a"), MCP_OPERATION_FAILED);
     CHECK_INT(mcp_refresh(b.m, "a"), MCP_OPERATION_FAILED);
     CHECK_INT(mcp_read(b.m, "a", "docs:x", NULL, &r), MCP_OPERATION_FAILED);
+    CHECK(holds(mcp_errmsg(b.m), "(this needs a connection, and connecting is "
+                                 "off)"));
     CHECK_INT(b.peer[0].opens, 1);
     bench_close(&b);
 }
+
+#if USE_SEARCH
+
+// What is not cached is named, in one line for all.
+static void test_session_cached_search(void) {
+    mcp_result *r = NULL;
+    bench b;
+
+    bench_start(&b, 3);
+    CHECK_INT(mcp_list(b.m, "a", MCP_TOOLS, &r), MCP_OK);
+    mcp_free(r);
+    b.m->opt.cached_only = true;
+    CHECK_INT(mcp_search(b.m, "echo", MCP_ALL, NULL, 0, &r), MCP_OK);
+    CHECK(holds(mcp_text(r),
+                "\nNot searched, since nothing of them is cached: b, c."
+                "\nResources not searched, since they are not cached: a."));
+    CHECK(!strstr(mcp_text(r), "Not searched: "));
+    CHECK(mcp_boolean(mcp_pointer(mcp_root(r), "/failed/0/uncached"), false));
+    mcp_free(r);
+    CHECK_INT(mcp_dispatch(b.m, "mcp_tools", "{\"query\":\"echo\",\"server\":"
+                           "\"b\",\"kind\":\"tools\"}", &r),
+              MCP_OPERATION_FAILED);
+    CHECK(holds(mcp_text(r), "\nNot searched, since nothing of them is cached: "
+                "b."));
+    mcp_free(r);
+    CHECK_STR(str_of(mcp_last_error(b.m)->detail),
+              S("the tools of b are not cached, and connecting is off"));
+    CHECK_INT(mcp_activate(b.m, "[\"a.echo\",\"b.echo\"]", &r), MCP_OK);
+    CHECK(holds(mcp_text(r), "a.echo \xE2\x80\x94 loaded"));
+    CHECK(holds(mcp_text(r), "b.echo \xE2\x80\x94 not loaded \xE2\x80\x94 its "
+                "tools are not cached, and connecting is off"));
+    mcp_free(r);
+    CHECK_INT(b.peer[1].opens + b.peer[2].opens, 0);
+    bench_close(&b);
+}
+
+// A program is told why each server failed; a model never is.
+static void test_session_failed_detail(void) {
+    mcp_result *r = NULL;
+    mcp_json one;
+    bench b;
+
+    bench_start(&b, 2);
+    b.peer[1].dead = true;
+    CHECK_INT(mcp_search(b.m, "echo", MCP_ALL, NULL, 0, &r), MCP_OK);
+    one = mcp_at(mcp_get(mcp_root(r), "failed"), 0);
+    CHECK(mcp_length(mcp_get(one, "detail")) > 0);
+    CHECK(!strstr(mcp_text(r), mcp_string(mcp_get(one, "detail"), "?")));
+    mcp_free(r);
+    CHECK_INT(mcp_activate(b.m, "[\"a.echo\",\"b.echo\"]", &r), MCP_OK);
+    one = mcp_at(mcp_get(mcp_root(r), "failed"), 0);
+    CHECK(mcp_length(mcp_get(one, "detail")) > 0);
+    CHECK(!strstr(mcp_text(r), mcp_string(mcp_get(one, "detail"), "?")));
+    mcp_free(r);
+    CHECK_INT(mcp_dispatch(b.m, "mcp_tools", "{\"query\":\"echo\"}", &r), 0);
+    one = mcp_at(mcp_get(mcp_root(r), "failed"), 0);
+    CHECK_STR(mcp_view(mcp_get(one, "server")), S("b"));
+    CHECK(!mcp_exists(mcp_get(one, "detail")));
+    mcp_free(r);
+    CHECK_INT(mcp_dispatch(b.m, "mcp_tools", "{\"activate\":[\"b.echo\"]}",
+                           &r), MCP_CONNECTION_FAILED);
+    CHECK_INT(str_find(mcp_raw(mcp_root(r)), S("\"detail\"")), SIZE_MAX);
+    mcp_free(r);
+    bench_close(&b);
+}
+
+#endif
 
 // Three calls at once, the first one slow: the others do not wait for it.
 static void test_session_own_loop(void) {
@@ -18835,8 +19348,12 @@ static void test_session_restore_bad(void) {
     CHECK_INT(mcp_activate(b.m, "[\"a.echo\"]", NULL), MCP_MISUSE);
     for (size_t i = 0; i < COUNT(t); i++) {
         mcp_result *r = NULL;
-        CHECK_INT(mcp_restore(b.m, t[i], &r), MCP_MISUSE);
+        CHECK_INT(mcp_restore(b.m, t[i], &r), MCP_OPERATION_FAILED);
         CHECK(r == NULL);
+        CHECK(holds(mcp_errmsg(b.m), i < 2
+                    ? "(the snapshot is not JSON: "
+                    : "(this is not a snapshot of this library)"));
+        CHECK_INT(mcp_last_error(b.m)->operation, MCP_OP_ACTIVATE);
     }
     for (size_t i = 0; i < COUNT(lost); i++) {
         mcp_result *r = NULL;
@@ -18860,9 +19377,9 @@ static void test_session_restore_bounds(void) {
         mcp_code rc;
     } t[] = {
         {10000, 0, MCP_OK},
-        {10001, 0, MCP_MISUSE},
+        {10001, 0, MCP_OPERATION_FAILED},
         {0, LIMIT_SNAPSHOT, MCP_OK},
-        {0, LIMIT_SNAPSHOT + 1, MCP_MISUSE},
+        {0, LIMIT_SNAPSHOT + 1, MCP_OPERATION_FAILED},
     };
     mem m;
 
@@ -18955,13 +19472,21 @@ static mcp_code flow_body(mem *m) {
     if (!rc && USE_SEARCH)
         rc = mcp_search(b.m, "echo", MCP_ALL, NULL, 0, &r);
     mcp_free(r), r = NULL;
-    if (!rc) rc = mcp_activate(b.m, "[\"a.echo\",\"a.eco\",\"b.x\"]", &r);
+    if (!rc) rc = mcp_activate(b.m, "[\"a.echo\",\"a.eco\",\"b.x\",\"echo\","
+                               "\"aa.echo\",\"a.\"]", &r);
     mcp_free(r), r = NULL;
     if (!rc) rc = mcp_dispatch(b.m, "mcp__a__echo", "{\"x\":1}", &r);
     mcp_free(r), r = NULL;
     if (!rc) rc = mcp_dispatch(b.m, "mcp_tools", "{\"read\":{\"server\":\"a\","
                                "\"template\":\"db://tables/{table}\","
                                "\"arguments\":{\"table\":\"x\"}}}", &r);
+    mcp_free(r), r = NULL;
+    if (!rc) rc = mcp_dispatch(b.m, "mcp_tools", "{\"read\":{\"server\":\"a\","
+                               "\"uri\":\"db://tables/{table}\"}}", &r);
+    if (rc == MCP_RESOURCE_INVALID) rc = MCP_OK;
+    mcp_free(r), r = NULL;
+    if (!rc) rc = mcp_dispatch(b.m, "mcp__a__no", "{}", &r);
+    if (rc == MCP_TOOL_CHANGED) rc = MCP_OK;
     mcp_free(r), r = NULL;
     if (!rc) rc = mcp_complete(b.m, "a", "db://tables/{table}", "table", "u",
                                NULL, &r);
@@ -18976,7 +19501,9 @@ static mcp_code flow_body(mem *m) {
     if (!rc) rc = mcp_restore(b.m, mcp_text(kept), &r);
     mcp_free(r), r = NULL;
     if (!rc) rc = mcp_call(b.m, "a.nope", NULL, &r);
-    if (rc == MCP_TOOL_CHANGED) rc = MCP_OK;
+    if (rc == MCP_TOOL_CHANGED) rc = mcp_call(b.m, "aecho", NULL, &r);
+    if (rc == MCP_TOOL_CHANGED) rc = mcp_call(b.m, "ab.x", NULL, &r);
+    if (rc == MCP_SERVER_UNKNOWN) rc = MCP_OK;
     if (!rc) rc = mcp_submit(b.m, MCP_DO_CALL, "a.echo", NULL, &id);
     if (!rc) rc = mcp_refresh(b.m, "a");
     if (!rc) rc = mcp_take(b.m, id, &r);
@@ -19050,6 +19577,9 @@ static const test tests_session[] = {
     {"session.template.variables", test_template_variables},
     {"session.call", test_session_call},
     {"session.call.refused", test_session_call_refused},
+#if USE_STDIO
+    {"session.call.hidden", test_session_call_hidden},
+#endif
     {"session.hostile.name", test_session_hostile_name},
     {"fr.44", test_fr_44},
     {"session.changed", test_session_changed},
@@ -19067,12 +19597,18 @@ static const test tests_session[] = {
     {"session.activate.bounds", test_session_activate_bounds},
     {"session.predicate", test_session_predicate},
     {"session.read", test_session_read},
+    {"session.read.template", test_session_read_template},
+    {"session.read.told", test_session_read_told},
     {"session.read.bounds", test_session_read_bounds},
     {"session.not.found", test_session_not_found},
     {"session.unsupported", test_session_unsupported},
     {"session.complete", test_session_complete},
     {"session.others", test_session_others},
     {"session.cached.only", test_session_cached_only},
+#if USE_SEARCH
+    {"session.cached.search", test_session_cached_search},
+    {"session.failed.detail", test_session_failed_detail},
+#endif
     {"session.own.loop", test_session_own_loop},
     {"session.ops.limit", test_session_ops_limit},
     {"session.callback", test_session_callback},
@@ -19150,7 +19686,18 @@ static void test_result_call(void) {
          "{\n  \"b\": 1,\n  \"a\": [\n    9007199254740993\n  ]\n}",
          "{\n  \"b\": 1,\n  \"a\": [\n    9007199254740993\n  ]\n}", false},
         {"{\"content\":[{\"type\":\"text\",\"text\":\"{}\"}],"
-         "\"structuredContent\":{}}", "{}\n\n{}", "{}\n\n{}", false},
+         "\"structuredContent\":{}}", "{}\n\n{}", "{}", false},
+        {"{\"content\":[{\"type\":\"text\",\"text\":\"\"}],"
+         "\"structuredContent\":{}}", "{}", "{}", false},
+        {"{\"content\":[{\"type\":\"image\",\"data\":\"AAAA\",\"mimeType\":"
+         "\"image/png\"}],\"structuredContent\":{}}", "{}",
+         "[image content, image/png, 4 bytes of base64]\n\n{}", false},
+        {"{\"content\":[{\"type\":\"resource\",\"resource\":{\"uri\":\"a:b\","
+         "\"text\":\"inner\"}}],\"structuredContent\":{}}", "inner\n\n{}",
+         "inner", false},
+        {"{\"content\":[{\"type\":\"resource_link\",\"uri\":\"no uri\","
+         "\"name\":\"X\"}],\"structuredContent\":{}}", "X: no uri\n\n{}",
+         "X: no uri\n\n{}", false},
         {"{\"content\":[{\"type\":\"resource\",\"resource\":{\"uri\":\"a:b\","
          "\"text\":\"inner\"}}]}", "inner", "inner", false},
         {"{\"content\":[{\"type\":\"resource_link\",\"uri\":\"docs://x\","
@@ -19649,6 +20196,84 @@ static void test_model_bounds(void) {
     }
 }
 
+// The host leaves mcp_tools out: no definition, no dispatch, no directory.
+static bool no_tools(void *user, const char *name) {
+    (void)user;
+    return strcmp(name, "mcp_tools") != 0;
+}
+
+// What is not active is named, with the next step. It is the same whether the
+// tool is there, is forbidden or was made up.
+static void test_model_inactive(void) {
+    static const char hash[] = "mcp__a__long__0123456789ab";
+    static const struct {
+        const char *name, *want;  // NULL: nothing is added
+    } t[] = {
+        {"mcp__a__echo", "mcp__a__echo is not active. Next: "
+                         "mcp_tools({\"activate\":[\"a.echo\"]})"},
+        {"mcp__a__hidden", "mcp__a__hidden is not active. Next: "
+                           "mcp_tools({\"activate\":[\"a.hidden\"]})"},
+        {"mcp__a__made-up", "mcp__a__made-up is not active. Next: "
+                            "mcp_tools({\"activate\":[\"a.made-up\"]})"},
+        {"a.echo", "a.echo is not active. Next: "
+                   "mcp_tools({\"activate\":[\"a.echo\"]})"},
+        {hash, "mcp__a__long__0123456789ab is not active. Next: "
+               "mcp_tools({\"activate\":[\"mcp__a__long__0123456789ab\"]})"},
+        {"echo", "echo is not active. Next: mcp_tools({\"query\":\"echo\"})"},
+        {"zz.echo", "zz.echo is not active. Next: "
+                    "mcp_tools({\"query\":\"zz.echo\"})"},
+        {"mcp__a__", "mcp__a__ is not active. Next: "
+                     "mcp_tools({\"query\":\"mcp__a__\"})"},
+        {"", NULL},
+        {"rm -rf /", NULL},
+        {"a\"],\"x", NULL},
+        {"mcp__a__\xC3\xA9", NULL},
+    };
+    char big[LIMIT_IDENTIFIER + 2];
+    mcp_result *r = NULL;
+    bench b;
+
+    bench_init(&b, 1);
+    b.opt.allow = not_hidden;
+    CHECK_INT(bench_open(&b), MCP_OK);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        const char *line;
+        CHECK_INT(mcp_dispatch(b.m, t[i].name, "{}", &r), MCP_TOOL_CHANGED);
+        CHECK(strncmp(mcp_text(r), "[tool_changed] ", 15) == 0);
+        line = strchr(mcp_text(r), '\n');
+        CHECK_STR(str_of(line ? line + 1 : ""),
+                  str_of(t[i].want ? t[i].want : ""));
+        mcp_free(r);
+    }
+    memset(big, 'x', sizeof big);
+    for (int more = 0; more < 2; more++) {
+        big[LIMIT_QUERY + more] = 0;
+        CHECK_INT(mcp_dispatch(b.m, big, "{}", &r), MCP_TOOL_CHANGED);
+        CHECK((strchr(mcp_text(r), '\n') != NULL) == !more);
+        big[LIMIT_QUERY + more] = 'x';
+        mcp_free(r);
+    }
+    CHECK_INT(b.peer[0].opens, 0);
+    // A tool that changed since is activated once more.
+    CHECK_INT(mcp_activate(b.m, "[\"a.echo\"]", &r), MCP_OK);
+    mcp_free(r);
+    b.peer[0].tools = "[{\"name\":\"echo\",\"inputSchema\":{\"type\":"
+                      "\"object\",\"required\":[\"other\"]}}]";
+    peer_changed(&b.peer[0]);
+    CHECK_INT(mcp_dispatch(b.m, "mcp__a__echo", "{}", &r), MCP_TOOL_CHANGED);
+    CHECK(holds(mcp_text(r), "\nNext: mcp_tools({\"activate\":[\"a.echo\"]})"));
+    mcp_free(r);
+    // Without mcp_tools there is no next step.
+    b.m->opt.allow = no_tools;
+    CHECK_INT(mcp_dispatch(b.m, "mcp__a__nope", "{}", &r), MCP_TOOL_CHANGED);
+    CHECK(strchr(mcp_text(r), '\n') == NULL);
+    mcp_free(r);
+    CHECK_INT(mcp_dispatch(b.m, "mcp_tools", "{}", &r), MCP_TOOL_CHANGED);
+    CHECK(strchr(mcp_text(r), '\n') == NULL);
+    mcp_free(r);
+    bench_close(&b);
+}
+
 static void test_model_dispatch(void) {
     mcp_result *r = NULL;
     bench b;
@@ -19658,7 +20283,6 @@ static void test_model_dispatch(void) {
     CHECK_INT(bench_open(&b), MCP_OK);
     CHECK_INT(mcp_dispatch(b.m, "mcp__a__echo", "{}", &r), MCP_TOOL_CHANGED);
     CHECK(holds(mcp_text(r), "[tool_changed] "));
-    CHECK(strstr(mcp_text(r), "not active") || true);
     mcp_free(r);
     CHECK_INT(mcp_dispatch(b.m, "a.echo", "{}", &r), MCP_TOOL_CHANGED);
     mcp_free(r);
@@ -19694,12 +20318,6 @@ static void test_model_dispatch(void) {
           strstr(mcp_text(r), mcp_last_error(b.m)->detail) == NULL);
     mcp_free(r);
     bench_close(&b);
-}
-
-// The host leaves mcp_tools out: no definition, no dispatch, no directory.
-static bool no_tools(void *user, const char *name) {
-    (void)user;
-    return strcmp(name, "mcp_tools") != 0;
 }
 
 static void test_model_definitions(void) {
@@ -19904,6 +20522,7 @@ static const test tests_result[] = {
     {"model.limits", test_model_limits},
     {"model.arguments", test_model_arguments},
     {"model.bounds", test_model_bounds},
+    {"model.inactive", test_model_inactive},
     {"model.dispatch", test_model_dispatch},
     {"model.definitions", test_model_definitions},
     {"model.instructions", test_model_instructions},
@@ -20873,7 +21492,7 @@ static void test_manners_null(void) {
     mcp_close(NULL);
     mcp_free(NULL);
     mcp_cancel(NULL);
-    mcp_timeout(NULL, 5);
+    CHECK_INT(mcp_timeout(NULL, 5), MCP_MISUSE);
     mcp_drop(NULL, 1);
     mcp_w_free(NULL);
     CHECK_INT(mcp_open(NULL, NULL), MCP_MISUSE);
@@ -21071,6 +21690,46 @@ static void test_api_error(void) {
     bench_close(&b);
 }
 
+// A server that memory was short for is not half there: the next one can be
+// added, and it itself once more.
+static mcp_code add_body(mem *m) {
+    mcp_options opt = {0};
+    mcp *h = NULL;
+    mcp_io s;
+    mcp_code rc;
+    partner p;
+    mcp_os hooks;
+    clock_os c;
+
+    clock_make(&c, &hooks);
+    opt.os = &hooks;
+    opt.alloc = m->fn;
+    opt.alloc_user = m->user;
+    opt.no_cache = true;
+    peer_init(&p);
+    s = peer_io(&p);
+    rc = mcp_open(&h, &opt);
+    for (int i = 0; h && i < 4; i++) {
+        mcp_code more = mcp_add_io(h, i % 2 ? "b" : "a", &s);
+        if (!rc) rc = more;
+        if (i == 1) more = mcp_add(h, "c d", "{}");
+        CHECK(i != 1 || more == MCP_CONFIGURATION_INVALID ||
+              more == MCP_OUT_OF_MEMORY);
+        if (i == 1 && more == MCP_OUT_OF_MEMORY && !rc) rc = more;
+    }
+    if (h) {
+        CHECK(server_find(h, S("a")) && server_find(h, S("b")));
+        CHECK_INT(h->config->n, 2);
+    }
+    mcp_close(h);
+    peer_free(&p);
+    return rc;
+}
+
+static void test_api_add_torture(void) {
+    torture(add_body);
+}
+
 #if USE_LEGACY
 #define PEER_VERSION "\"2025-11-25\""
 #else
@@ -21157,6 +21816,7 @@ static void test_api_fds(void) {
 
 static void test_api_parse(void) {
     mcp_result *r = NULL;
+    char deep[101];
     bench b;
 
     bench_start(&b, 0);
@@ -21166,11 +21826,15 @@ static void test_api_parse(void) {
         CHECK_INT(mcp_integer(mcp_get(mcp_root(r), "a"), 0), 1);
         CHECK_STR(str_of(mcp_text(r)), S(""));
         mcp_free(r);
-        CHECK_INT(mcp_parse(m, "{\"a\":1}x", 8, &r), MCP_PROTOCOL_ERROR);
+        CHECK_INT(mcp_parse(m, "{\"a\":1}x", 8, &r), MCP_MISUSE);
         CHECK(r == NULL);
     }
-    CHECK_INT(mcp_parse(b.m, "[1,]", 4, &r), MCP_PROTOCOL_ERROR);
-    CHECK(holds(mcp_last_error(b.m)->detail, "byte 3"));
+    CHECK_INT(mcp_parse(b.m, "[1,]", 4, &r), MCP_MISUSE);
+    CHECK_STR(str_of(mcp_last_error(b.m)->detail),
+              S("not JSON: value expected at byte 3"));
+    for (uint32_t i = 0; i < 101; i++) deep[i] = '[';
+    CHECK_INT(mcp_parse(b.m, deep, 101, &r), MCP_LIMIT_EXCEEDED);
+    CHECK(holds(mcp_last_error(b.m)->detail, "at byte 100"));
     CHECK_INT(mcp_parse(b.m, "[1]", 3, &r), MCP_OK);
     mcp_close(b.m);  // a result outlives its handle
     CHECK_INT(mcp_integer(mcp_at(mcp_root(r), 0), 0), 1);
@@ -21203,6 +21867,8 @@ static void test_api_outlives(void) {
 static void test_api_timeout(void) {
     static const int set[] = {0, 700, 50000, 0};
     mcp_result *r = NULL;
+    mcp_options opt;
+    mcp *m;
     bench b;
 
     bench_start(&b, 1);
@@ -21210,15 +21876,24 @@ static void test_api_timeout(void) {
     b.peer[0].hold = "resources/read";
     for (size_t i = 0; i < COUNT(set); i++) {
         int64_t from = b.time.now, took;
-        mcp_timeout(b.m, set[i]);
+        CHECK_INT(mcp_timeout(b.m, set[i]), MCP_OK);
         CHECK_INT(mcp_read(b.m, "a", "docs:x", NULL, &r), MCP_TIMEOUT);
         took = b.time.now - from;
         CHECK(took >= (set[i] ? set[i] : TIME_REQUEST) &&
               took < (set[i] ? set[i] : TIME_REQUEST) + 100);
     }
-    mcp_timeout(b.m, -5);
-    CHECK_INT(b.m->opt.timeout_ms, 0);
+    CHECK_INT(mcp_timeout(b.m, 900), MCP_OK);
+    CHECK_INT(mcp_timeout(b.m, -5), MCP_MISUSE);
+    CHECK(holds(mcp_errmsg(b.m), "(a timeout is 0 or more)"));
+    CHECK_INT(b.m->opt.timeout_ms, 900);
+    CHECK_INT(mcp_poll(b.m, -2), MCP_MISUSE);
+    CHECK_INT(mcp_poll(b.m, -1), MCP_OK);
     bench_close(&b);
+    opt = b.opt;
+    opt.timeout_ms = -1;
+    m = b.m;
+    CHECK_INT(mcp_open(&m, &opt), MCP_MISUSE);
+    CHECK(m == NULL);
 }
 
 #if USE_FILES
@@ -21689,6 +22364,7 @@ static const test tests_api[] = {
     {"api.open", test_api_open},
     {"api.open.torture", test_api_open_torture},
     {"api.error", test_api_error},
+    {"api.add.torture", test_api_add_torture},
     {"api.servers", test_api_servers},
 #if USE_POSIX
     {"api.fds", test_api_fds},
@@ -21766,14 +22442,14 @@ static void on_sigpipe(int number) {
     sigpipes++;
 }
 
-// None is raised, and what the host did with its own stays as it was.
-static void test_manners_sigpipe(void) {
+static void sigpipe_trial(bool masks) {
     struct sigaction act = {0}, old;
     sigset_t mask, was, now;
     int p[2];
     os o;
 
     unix_table(&o);
+    o.masks = masks;
     sigpipes = 0;
     act.sa_handler = on_sigpipe;
     sigaction(SIGPIPE, &act, &old);
@@ -21808,6 +22484,13 @@ static void test_manners_sigpipe(void) {
     CHECK(!sigismember(&now, SIGPIPE));
     sigaction(SIGPIPE, &old, NULL);
     o.close(&o, p[1]);
+}
+
+// None is raised, and what the host did with its own stays as it was; also
+// where the kernel cannot do it for us.
+static void test_manners_sigpipe(void) {
+    sigpipe_trial(false);
+    sigpipe_trial(true);
 }
 
 static void test_posix_pipe_full(void) {

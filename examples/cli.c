@@ -35,6 +35,7 @@ typedef struct cli {
     bool json, cached, verbose, full;
     bool out_tty, err_tty;       // is it a terminal?
     bool progress;               // a progress line stands on stderr
+    bool tells_trust;            // the command says what is not trusted
     bool trusted_now;            // the user said yes: remember it
     const char *config_dir, *session, *ca_file;
     int timeout_ms;
@@ -149,16 +150,18 @@ static void clear_progress(cli *c) {
 }
 
 static void show_progress(cli *c, const mcp_event *ev) {
+    size_t n = ev->text.len;
     if (!c->err_tty) return;
     fputs("\r\033[K", stderr);
-    if (ev->total > 0)
+    if (ev->total > 0 && ev->progress >= 0 && ev->progress <= ev->total)
         fprintf(stderr, "%s %.0f%% ", ev->server,
-                100 * ev->progress / ev->total);
+                100 * (ev->progress / ev->total));
     else
         fprintf(stderr, "%s %g ", ev->server, ev->progress);
-    fprintf(stderr, "%.*s",
-            ev->text.len < MAX_STATUS ? (int)ev->text.len : MAX_STATUS,
-            ev->text.ptr);
+    while (n > MAX_STATUS || (n < ev->text.len &&
+                              ((unsigned char)ev->text.ptr[n] & 0xC0) == 0x80))
+        n--;  // whole characters
+    fprintf(stderr, "%.*s", (int)n, ev->text.ptr);
     c->progress = true;
     fflush(stderr);
 }
@@ -210,10 +213,13 @@ static void error_json(const mcp_error *e) {
     mcp_w_object(w);
     mcp_w_key(w, "error");
     mcp_w_object(w);
-    mcp_w_key(w, "code"), mcp_w_string(w, mcp_code_name(e->code));
+    mcp_w_key(w, "code");
+    mcp_w_string(w, e->code == MCP_MISUSE ? "usage" : mcp_code_name(e->code));
     if (*e->server) mcp_w_key(w, "server"), mcp_w_string(w, e->server);
-    mcp_w_key(w, "message"), mcp_w_string(w, e->message);
-    mcp_w_key(w, "hint"), mcp_w_string(w, e->hint);
+    if (e->code != MCP_MISUSE) {  // those two are for who writes programs
+        mcp_w_key(w, "message"), mcp_w_string(w, e->message);
+        mcp_w_key(w, "hint"), mcp_w_string(w, e->hint);
+    }
     mcp_w_key(w, "detail"), mcp_w_string(w, e->detail);
     if (e->rpc_code) mcp_w_key(w, "rpcCode"), mcp_w_integer(w, e->rpc_code);
     if (e->http_status)
@@ -318,10 +324,14 @@ static int load_session(cli *c) {
         fprintf(stderr, "mcp: cannot read the session file %s\n", c->session);
         return EXIT_FAILED;
     }
-    if (mcp_restore(c->m, text, &r) != MCP_OK)
+    if (mcp_restore(c->m, text, &r) != MCP_OK) {
+        fprintf(stderr, "mcp: the session file %s cannot be used; delete it "
+                        "or name another\n", c->session);
         rc = failed(c, mcp_last_error(c->m)->code);
-    else if (mcp_length(mcp_get(mcp_root(r), "lost")))
+        if (rc == EXIT_USAGE) rc = EXIT_FAILED;
+    } else if (mcp_length(mcp_get(mcp_root(r), "lost"))) {
         fprintf(stderr, "mcp: %s\n", mcp_text(r));
+    }
     mcp_free(r);
     free(text);
     return rc;
@@ -345,10 +355,13 @@ static bool write_file(const char *path, const char *text) {
     return ok;
 }
 
-static int save_session(cli *c) {
+// Only when the command changed what is active: a tool that cannot be restored
+// today, since its server is switched off, is not forgotten by looking.
+static int save_session(cli *c, const mcp_result *before) {
     mcp_result *r = NULL;
-    bool ok = mcp_snapshot(c->m, &r) == MCP_OK &&
-              write_file(c->session, mcp_text(r));
+    bool ok = mcp_snapshot(c->m, &r) == MCP_OK;
+    if (ok && (!before || strcmp(mcp_text(before), mcp_text(r)) != 0))
+        ok = write_file(c->session, mcp_text(r));
     if (!ok)
         fprintf(stderr, "mcp: cannot write the session file %s\n", c->session);
     mcp_free(r);
@@ -395,6 +408,7 @@ static bool on_trust(void *user, const char *path, const char *servers) {
     cli *c = user;
     char line[16] = "";
 
+    if (c->tells_trust) return false;  // the command itself speaks of it
     if (!isatty(STDIN_FILENO) || !c->err_tty) {
         fprintf(stderr, "mcp: %s is not trusted and was left out; "
                         "`mcp trust` accepts it\n", path);
@@ -601,16 +615,18 @@ static bool next_line(editor *e, bool terminal) {
 //=============================================================================
 
 static const char shell_help[] =
-    "  /mcp COMMAND...        any command: /mcp status, /mcp help\n"
+    "  COMMAND...             any command: status, search, /mcp help\n"
     "  mcp_tools {JSON}       what a model would send: {\"query\":\"...\"}\n"
     "  NATIVE_NAME {JSON}     call an active tool by its name for the model\n"
     "  definitions            the tools a model would be given now\n"
     "  quit                   leave (Ctrl-D too)\n";
 
-// Hints spell commands as "mcp list", so that is understood beside "/mcp list".
-static bool is_command(const char *line, size_t word) {
-    return (word == 4 && strncmp(line, "/mcp", 4) == 0) ||
-           (word == 3 && strncmp(line, "mcp", 3) == 0);
+// What a model sends begins with mcp_ (mcp_tools, mcp__server__tool). All else
+// is a command, with /mcp in front of it or not: the place of its first word.
+static const char *command_of(const char *line, size_t word) {
+    if (strncmp(line, "mcp_", 4) == 0) return NULL;
+    if (word == 4 && strncmp(line, "/mcp", 4) == 0) return line + word;
+    return word == 3 && strncmp(line, "mcp", 3) == 0 ? line + word : line;
 }
 
 static int shell_line(cli *c, char *line) {
@@ -623,10 +639,10 @@ static int shell_line(cli *c, char *line) {
     if (!*rest) return 0;
     if (word == 4 && strncmp(rest, "help", 4) == 0)
         return fputs(shell_help, stdout), 0;
-    if (is_command(rest, word)) {
-        rc = mcp_command(c->m, rest + word, &r);
-    } else if (strcmp(rest, "definitions") == 0) {
+    if (strcmp(rest, "definitions") == 0) {
         rc = mcp_definitions(c->m, MCP_SHAPE_MCP, &r);
+    } else if (command_of(rest, word)) {
+        rc = mcp_command(c->m, command_of(rest, word), &r);
     } else {
         char *args = rest + word;
         if (*args) *args++ = 0;
@@ -799,14 +815,24 @@ static int help(cli *c) {
 
 // `call TOOL -` reads the arguments, which may be too long for a command line
 // or not be meant for the list of processes.
+// A person, or a shell's completion, wants one value a line.
+static int show_values(cli *c, const mcp_result *r) {
+    clear_progress(c);
+    for (mcp_json v = mcp_first(mcp_pointer(mcp_root(r), "/completion/values"));
+         mcp_exists(v); v = mcp_next(v))
+        if (!put_text(c, mcp_string(v, ""))) return EXIT_FAILED;
+    return 0;
+}
+
 static int run_command(cli *c, int argc, const char **argv) {
     mcp_result *r = NULL;
     char *input = NULL;
+    const char *word = argc ? argv[0] : "";
     size_t n;
     mcp_code rc;
     int status;
 
-    if (argc > 1 && strcmp(argv[0], "call") == 0 &&
+    if (argc > 1 && strcmp(word, "call") == 0 &&
         strcmp(argv[argc - 1], "-") == 0) {
         input = read_all(STDIN_FILENO, MAX_INPUT, &n);
         if (!input || strlen(input) != n)
@@ -816,7 +842,12 @@ static int run_command(cli *c, int argc, const char **argv) {
         argv[argc - 1] = input;
     }
     rc = mcp_command_argv(c->m, argc, argv, &r);
-    status = show(c, rc, r);
+    if (rc == MCP_OK && !c->json && strcmp(word, "complete") == 0)
+        status = show_values(c, r);
+    else
+        status = show(c, rc, r);
+    if (!status && !c->session && !c->json && strcmp(word, "activate") == 0)
+        fputs("mcp: for this command only; --session FILE keeps it\n", stderr);
     mcp_free(r);
     free(input);
     return status;
@@ -830,17 +861,23 @@ static bool asks_help(const char *word) {
 
 static int run(cli *c, int argc, const char **argv) {
     const char *word = argc ? argv[0] : "";
+    mcp_result *before = NULL;
     int status = 0;
     mcp_code rc;
 
-    if (asks_help(word)) {
+    if (asks_help(word) || (argc == 2 && asks_help(argv[1]))) {
+        if (!asks_help(word)) argv[1] = word;  // mcp add --help
         argv[0] = "help";
         return argc == 1 ? help(c) : run_command(c, argc, argv);
     }
     if (*word == '-') return bad_usage("", "there is no such option");
+    c->tells_trust = argc == 0 || strcmp(word, "list") == 0 ||
+                     strcmp(word, "status") == 0 || strcmp(word, "trust") == 0;
     if ((rc = mcp_load(c->m, NULL)) != MCP_OK) return failed(c, rc);
     remember_trust(c);
     if (c->session && (status = load_session(c))) return status;
+    if (c->session && access(c->session, F_OK) == 0)
+        mcp_snapshot(c->m, &before);
     if (strcmp(word, "shell") == 0) {
         if (argc > 1) return bad_usage("shell", "takes no arguments");
         status = shell(c);
@@ -848,9 +885,10 @@ static int run(cli *c, int argc, const char **argv) {
         status = run_command(c, argc, argv);
     }
     if (c->session && !interrupted) {
-        int saved = save_session(c);
+        int saved = save_session(c, before);
         if (!status) status = saved;
     }
+    mcp_free(before);
     return status;
 }
 

@@ -9,8 +9,8 @@
 // thread, one poll(); a slow tool is a timer, so others go on.
 //
 // It is there to be talked to by tests, the demo and people, on loopback alone:
-// it trusts its client's HTTP, knows one session for all, and cuts what it
-// cannot hold.
+// it takes well-formed HTTP for granted, has one session for all, and drops who
+// sends more than it can hold.
 #include "mcp.c"
 
 #include <errno.h>
@@ -196,7 +196,7 @@ static void begin_result(demo *d, peer *p, mcp_writer *w, str id) {
     mcp_w_end(w);
 }
 
-// What a modern client may do with a list or a resource.
+// For how long a modern client may keep a list or a resource, and for whom.
 static void cache_hints(peer *p, mcp_writer *w, int ttl_ms) {
     if (!p->modern) return;
     w_pair_int(w, "ttlMs", ttl_ms);
