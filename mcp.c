@@ -1535,7 +1535,8 @@ static const char *code_message(mcp_code code) {
 // hint_text() fills in its parts in braces. `http`: the server has a URL.
 static const char *code_hint(mcp_code code, bool http) {
     if (!http && code == MCP_CONNECTION_FAILED) return hint_program;
-    if (!http && code == MCP_AUTHENTICATION_REQUIRED) return hint_program_login;
+    if (!http && code == MCP_AUTHENTICATION_REQUIRED)
+        return hint_program_login;
     return code_texts[code_index(code)].hint;
 }
 
@@ -2137,8 +2138,8 @@ static bool os_adopt(os *o, const mcp_os *host) {
 //  - The descriptors of what a call waits for stand first in the array and,
 //    once there are many, are polled alone for up to 20 ms, so a thousand idle
 //    servers cost a call nothing; all are polled at least that often.
-//  - mcp_cancel() writes a byte to a pipe of ours, and that byte is what counts:
-//    no race between looking and sleeping, and safe in a signal handler.
+//  - mcp_cancel() writes a byte to a pipe of ours, and that byte is what
+//    counts: no race between looking and sleeping, safe in a signal handler.
 //  - A turn works for about 20 ms; what is left stays in the queue. So one
 //    server that floods us delays nobody's deadline, cancel or event by more.
 //  - The host is called at one place, at the end of a turn, when no code of
@@ -2204,7 +2205,7 @@ typedef struct loop {
     bool inside;        // a public call turns the loop
     bool in_callback, cancelled;
     bool looked;        // this call began with a look at all of them
-    int asked;          // there may be a byte in the self-pipe; see loop_asked()
+    int asked;          // see loop_asked()
 } loop;
 
 // The handle. It stands here because every section from this one on takes it;
@@ -9396,10 +9397,9 @@ static char **env_make(mcp *m, arena *a, bool inherit_all,
 // a broken project entry cannot bring back the global one it replaces. A
 // definition is kept as it is written and resolved at use (14b), so an unset
 // variable breaks its own server only. And what an untrusted project file
-// holds is not looked at, except to ask the host about it.
+// holds is not looked at, except to ask about it or to trust it.
 //
-// Messages name file, server and field, never a value: any value may be a
-// secret.
+// Messages name file, server and field, never a value: it may be a secret.
 //=============================================================================
 
 typedef enum config_scope {
@@ -9434,6 +9434,7 @@ typedef struct server_config {  // as written, unresolved
     config_scope scope;          // of the definition that counts
     bool in_global, in_project;  // which files define the name
     transport transport;
+    bool no_transport;           // bad, and nothing says which it would be
     char *command, *cwd, *url, *description, *oauth_client_id;
     strings args, include, exclude, oauth_scopes;
     strings env, headers;  // name, value, name, value ...
@@ -9585,8 +9586,8 @@ static bool config_scopes_ok(const server_config *c) {
 #define AT(member) offsetof(server_config, member)
 
 // In the order they are checked; the first fault is the one that is told. What
-// is not here is refused (seeds, configuration.md): a connection field that we
-// would ignore could be the one that makes a server safe.
+// is not here is refused: a connection field that we would ignore could be the
+// one that makes a server safe.
 static const field_def config_fields[] = {
     {"description", FIELD_TEXT, SIDE_BOTH, AT(description), 0, 0, NULL,
      "must be a string that is not empty"},
@@ -9686,7 +9687,7 @@ static bool config_pairs(arena *a, mcp_json v, strings *out) {
     return true;
 }
 
-// The seeds know auto and legacy; DESIGN section 4 adds modern.
+// Others know auto and legacy; modern spares the asking on our side.
 static bool config_protocol(mcp_json v, protocol_choice *out) {
     str s = mcp_view(v);
     if (str_is(s, "legacy"))
@@ -9811,6 +9812,13 @@ static void config_together(config *c, server_config *s, const char *file,
     config_check_url(c, s, file);
 }
 
+// What a broken entry was to be, for who lists the servers.
+static void config_bad_transport(server_config *s, mcp_json def) {
+    bool http = mcp_exists(json_get(def, S("url")));
+    s->transport = http ? TRANSPORT_HTTP : TRANSPORT_STDIO;
+    s->no_transport = http == mcp_exists(json_get(def, S("command")));
+}
+
 // A name that is none, as something that can be shown and that no valid name
 // equals.
 static void config_name_show(char out[LIMIT_NAME + 1], str name) {
@@ -9853,6 +9861,7 @@ static server_config *config_entry(config *c, const char *file,
     // An empty list lets nothing through, none lets everything through.
     s->has_include = mcp_exists(json_get(def, S("includeTools")));
     if (!s->bad) config_together(c, s, file, def);
+    if (s->bad) config_bad_transport(s, def);
     return c->arena.err ? NULL : s;
 }
 
@@ -9970,8 +9979,8 @@ static char *config_project_dir(mcp *m, arena *a) {
     return dir;
 }
 
-// The order is DESIGN section 4's: a person who uses Pi keeps one file for
-// both. NULL: nothing says where (a service without HOME).
+// The first that is named counts, ours before Pi's: a person who uses Pi keeps
+// one file for both. NULL: nothing says where (a service without HOME).
 static char *config_global_dir(mcp *m, arena *a, const char *base) {
     static const char *const names[] = {"MCP_CONFIG_DIR",
                                         "PI_CODING_AGENT_DIR"};
@@ -10025,6 +10034,17 @@ static mcp_code config_ready(mcp *m, diag *d) {
     return MCP_OK;
 }
 
+// Why an entry did not go in: memory, or one of two limits of the file.
+static mcp_code config_full(const config *c, const char *file, diag *d) {
+    if (c->arena.err == MCP_OUT_OF_MEMORY)
+        return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    if (c->arena.err)
+        return fail(d, c->arena.err, "%s: all definitions together are larger "
+                    "than %d MiB", file, LIMIT_CONFIG >> 20);
+    return fail(d, MCP_LIMIT_EXCEEDED, "%s: there are more than %d servers",
+                file, LIMIT_SERVERS);
+}
+
 // A definition in memory, parsed into c. A bad one is refused here: there is a
 // caller to be told, and nobody else's entry to keep.
 static mcp_code config_put_into(config *c, str name, str definition,
@@ -10033,14 +10053,16 @@ static mcp_code config_put_into(config *c, str name, str definition,
     mcp_doc *doc = NULL;
     mcp_io *copy = NULL;
     server_config *s = NULL;
+    const char *why = NULL;
     mcp_code rc;
 
     // A stream has no definition: this one lets its name be judged.
     if (stream) definition = S("{\"command\":\"-\"}");
-    rc = json_parse(c->arena.mem, definition, &doc, NULL, NULL);
+    rc = json_parse(c->arena.mem, definition, &doc, NULL, &why);
     if (rc == MCP_PROTOCOL_ERROR)
         return fail(d, MCP_CONFIGURATION_INVALID,
                     "%s: the definition is not JSON", from);
+    if (rc && why) return fail(d, rc, "%s: %s", from, why);
     if (rc) return fail(d, rc, NULL);
     s = config_entry(c, from, SCOPE_MEMORY, name, json_root(doc));
     json_free(doc);
@@ -10054,7 +10076,7 @@ static mcp_code config_put_into(config *c, str name, str definition,
         s->raw = str_make(NULL, 0);
     }
     if (!s || (stream && !copy) || !config_insert(c, s))
-        return fail(d, c->arena.err ? c->arena.err : MCP_LIMIT_EXCEEDED, NULL);
+        return config_full(c, from, d);
     return MCP_OK;
 }
 
@@ -10071,16 +10093,33 @@ static mcp_code config_put(mcp *m, const char *name, str definition,
 
 #if USE_FILES
 
+// What the system has no name for is mostly something else than a file.
+static const char *config_os_cause(mcp *m, const char *path, os_result why) {
+    os_stat st;
+    os_result r;
+
+    switch (why) {
+    case OS_ABSENT: return "there is no such file";
+    case OS_DENIED: return "permission denied";
+    case OS_TOO_BIG: return "it is larger than 4 MiB";
+    case OS_NOT_RUNNABLE: return "it is a directory";
+    default: break;
+    }
+    r = m->os.file_stat(&m->os, path, &st);
+    if (r == OS_OK && st.dir) return "it is a directory";
+    if (r == OS_OK && !st.file) return "it is not a plain file";
+    if (r == OS_OK && why == OS_EXISTS) return "a file has its name";
+    if (r != OS_OK && m->os.file_link(&m->os, path) == OS_OK)
+        return "its symbolic links lead in a circle";
+    return "the system reports an error";
+}
+
 // Names the file and the cause; the system's own text is not ours to show.
-static mcp_code config_os_fail(diag *d, const char *path, const char *verb,
-                               os_result why) {
-    const char *cause = "the system reports an error";
+static mcp_code config_os_fail(mcp *m, diag *d, const char *path,
+                               const char *verb, os_result why) {
     if (why == OS_NO_MEMORY) return fail(d, MCP_OUT_OF_MEMORY, NULL);
-    if (why == OS_ABSENT) cause = "there is no such file";
-    if (why == OS_DENIED) cause = "permission denied";
-    if (why == OS_TOO_BIG) cause = "it is larger than 4 MiB";
     return fail(d, MCP_CONFIGURATION_INVALID, "%s cannot be %s: %s", path,
-                verb, cause);
+                verb, config_os_cause(m, path, why));
 }
 
 typedef struct config_source {  // one file as it is on the disk
@@ -10119,19 +10158,21 @@ static bool source_is_toml(const char *path, str text) {
 
 // Where the text stops being JSON. Comments were blanked in place, so the
 // position is the one an editor shows; the text itself is not told.
-static mcp_code source_fail_parse(const config_source *s, str text, size_t at,
-                                  const char *why, diag *d) {
+static mcp_code source_fail_parse(const config_source *s, mcp_code code,
+                                  str text, size_t at, const char *why,
+                                  diag *d) {
     size_t line = 1, column = 1;
-    if (source_is_toml(s->path, text))
-        return fail(d, MCP_CONFIGURATION_INVALID,
-                    "%s is TOML; what is needed is JSON with an mcpServers "
-                    "object", s->path);
+    if (code == MCP_OUT_OF_MEMORY) return fail(d, code, NULL);
+    if (code == MCP_PROTOCOL_ERROR) code = MCP_CONFIGURATION_INVALID;
+    if (code == MCP_CONFIGURATION_INVALID && source_is_toml(s->path, text))
+        return fail(d, code, "%s is TOML; what is needed is JSON with an "
+                    "mcpServers object", s->path);
     for (size_t i = 0; i < at && i < text.len; i++) {
         column++;
         if (text.ptr[i] == '\n') line++, column = 1;
     }
-    return fail(d, MCP_CONFIGURATION_INVALID, "%s, line %lu, column %lu: %s",
-                s->path, (unsigned long)line, (unsigned long)column,
+    return fail(d, code, "%s, line %lu, column %lu: %s", s->path,
+                (unsigned long)line, (unsigned long)column,
                 why ? why : "not JSON");
 }
 
@@ -10174,12 +10215,9 @@ static mcp_code source_open(mcp *m, const char *path, bool relaxed,
         fingerprint_text(s->hash, buf_str(&b));
         if (b.len && relaxed) json_relax(b.ptr, b.len, &s->comments);
         rc = json_parse(&m->mem, buf_str(&b), &s->doc, &at, &why);
-        if (rc == MCP_PROTOCOL_ERROR)
-            rc = source_fail_parse(s, buf_str(&b), at, why, d);
-        else if (rc)
-            rc = fail(d, rc, NULL);
+        if (rc) rc = source_fail_parse(s, rc, buf_str(&b), at, why, d);
     } else if (r != OS_ABSENT) {
-        rc = config_os_fail(d, path, "read", r);
+        rc = config_os_fail(m, d, path, "read", r);
     }
     buf_free(&b);
     return rc;
@@ -10199,9 +10237,7 @@ static mcp_code source_take(config *c, const config_source *s,
     if (!s->doc) return MCP_OK;
     for (mcp_json v = mcp_first(s->entries); mcp_exists(v); v = mcp_next(v)) {
         server_config *e = config_entry(c, s->path, scope, json_key(v), v);
-        if (!e || !config_insert(c, e))
-            return fail(d, c->arena.err ? c->arena.err : MCP_LIMIT_EXCEEDED,
-                        NULL);
+        if (!e || !config_insert(c, e)) return config_full(c, s->path, d);
     }
     return MCP_OK;
 }
@@ -10215,7 +10251,7 @@ static mcp_code trust_name(mcp *m, const config *c, buf *out, diag *d) {
         buf_clear(out);
         buf_add(out, str_of(c->project_file));
     } else if (r) {
-        return config_os_fail(d, c->project_file, "found", r);
+        return config_os_fail(m, d, c->project_file, "found", r);
     }
     return out->err ? fail(d, out->err, NULL) : MCP_OK;
 }
@@ -10238,8 +10274,8 @@ static bool trust_lists(const config_source *s, str name) {
     return false;
 }
 
-// Ask the host, who may want to see what the file would run. That is the one
-// way in which an untrusted file is opened. The host's function may ask a
+// Ask the host, who may want to see what the file would run. Besides a command
+// to trust it, only this opens an untrusted file. The host's function may ask a
 // person, but not call us back: that counts as a callback.
 static mcp_code trust_ask(mcp *m, const config *c, bool *yes, diag *d) {
     buf text;
@@ -10310,7 +10346,7 @@ static mcp_code config_read_project(mcp *m, config *c, config_source *s,
 
 // Both files are parsed before an entry of either is taken: a broken project
 // file must not bring back what it replaces, nor a broken global one leave the
-// project's alone (DESIGN section 4).
+// project's alone.
 static mcp_code config_read(mcp *m, config *c, diag *d) {
     config_source first, project;  // first: the global file, or the only one
     config_scope scope = c->only_file ? SCOPE_FILE : SCOPE_GLOBAL;
@@ -10321,7 +10357,7 @@ static mcp_code config_read(mcp *m, config *c, diag *d) {
     memset(&project, 0, sizeof project);
     if (path) rc = source_read(m, path, &first, d);
     if (!rc && c->only_file && !first.doc)
-        rc = config_os_fail(d, path, "read", OS_ABSENT);
+        rc = config_os_fail(m, d, path, "read", OS_ABSENT);
     if (!rc && !c->only_file) rc = config_read_project(m, c, &project, d);
     if (!rc) rc = source_take(c, &first, scope, d);
     if (!rc) rc = source_take(c, &project, SCOPE_PROJECT, d);
@@ -11058,7 +11094,7 @@ static mcp_code secret_take(secret_run *s, diag *d) {
 // MARK: - 14c Edits
 //
 // Add, remove, enable, disable: one routine that reads both files under a
-// lock, changes one and puts it in place in one step (system.md (a) "Edits").
+// lock, changes one and puts it in place in one step.
 //
 // The change is cut into the file's own text: numbers, key order and spellings
 // of everything else stay as the user wrote them; only blanks change. What is
@@ -11135,7 +11171,7 @@ static mcp_code edit_real(edit_work *x, const char *path, char **out) {
                               str_skip(str_of(path), n));
             if (!*out) rc = fail(x->d, MCP_OUT_OF_MEMORY, NULL);
         } else if (r != OS_ABSENT || n <= 1) {
-            rc = config_os_fail(x->d, path, "found", r);
+            rc = config_os_fail(x->m, x->d, path, "found", r);
         } else if (m->os.file_link(&m->os, head) == OS_OK) {
             rc = fail(x->d, MCP_CONFIGURATION_INVALID,
                       "%s is a symbolic link to nothing; repair it first",
@@ -11181,8 +11217,9 @@ static mcp_code edit_trusted(edit_work *x, bool *trusted) {
     rc = config_trusts(x->m, x->c, trusted, x->d);
     if (rc || *trusted) return rc;
     return fail(x->d, MCP_CONFIGURATION_INVALID,
-                "%s is not trusted; the command \"trust\" changes that",
-                x->c->project_file);
+                "Project files need trust first: run %strust here, then this "
+                "again", x->m->opt.command_prefix ? x->m->opt.command_prefix
+                                                  : "/mcp ");
 }
 
 // Which files this edit may look at: a project's only if it is trusted. A
@@ -11234,7 +11271,7 @@ static mcp_code edit_lock(edit_work *x) {
         if (o->file_stat(o, t->dir, &st) != OS_OK) continue;
         r = o->file_lock(o, t->dir, &t->lock);
         if (r == OS_AGAIN) return MCP_PENDING;
-        if (r) return config_os_fail(x->d, t->dir, "locked", r);
+        if (r) return config_os_fail(x->m, x->d, t->dir, "locked", r);
     }
     return MCP_OK;
 }
@@ -11349,7 +11386,7 @@ static mcp_code edit_define(edit_work *x) {
     rc = edit_judge(x, t, json_root(x->def), true, &s);
     if (rc) return rc;
     r = x->m->os.dir_make(&x->m->os, t->dir, 0700);
-    return r ? config_os_fail(x->d, t->dir, "created", r) : MCP_OK;
+    return r ? config_os_fail(x->m, x->d, t->dir, "created", r) : MCP_OK;
 }
 
 // The definition goes in as it was given: references stay references.
@@ -11407,16 +11444,19 @@ static mcp_code edit_toggle(edit_work *x, edit_file **at, buf *out) {
 static mcp_code edit_remove(edit_work *x, edit_file **at, buf *out) {
     str name = str_of(x->e->server);
     edit_file *t = edit_target(x, x->e->scope);
+    const edit_file *other = NULL;
     bool again = edit_has(t, name);
     mcp_code rc = MCP_OK;
 
-    if (!again)
-        return fail(x->d, MCP_SERVER_UNKNOWN,
-                    "the selected configuration file does not define it; "
-                    "nothing was changed");
     for (uint32_t i = 0; i < x->n; i++)
         if (&x->files[i] != t && edit_has(&x->files[i], name))
-            x->e->other_remains = true;
+            other = &x->files[i];
+    if (!again)
+        return fail(x->d, MCP_SERVER_UNKNOWN, "the selected file does not "
+                    "define \"%s\"%s%s; nothing was changed", x->e->server,
+                    other ? ", but this one does: " : "",
+                    other ? other->path : "");
+    x->e->other_remains = other != NULL;
     *at = t;
     edit_cut(out, t->now.doc, t->now.entries, name);
     while (again && !rc && !out->err) {
@@ -11486,7 +11526,7 @@ static mcp_code edit_write(edit_work *x, const edit_file *t, str text) {
         return fail(x->d, MCP_BUSY,
                     "%s was written by another program meanwhile; nothing "
                     "was changed", t->path);
-    return r ? config_os_fail(x->d, t->path, "written", r) : rc;
+    return r ? config_os_fail(x->m, x->d, t->path, "written", r) : rc;
 }
 
 // The new text of one file in *out; *at: which, NULL if none has to change.
@@ -11574,7 +11614,28 @@ static mcp_code trust_write(mcp *m, const config_source *s, str name,
         r = m->os.file_replace(&m->os, s->path, buf_str(&w.b), 0600, NULL,
                                NULL);
     w_free(&w);
-    return r ? config_os_fail(d, s->path, "written", r) : rc;
+    return r ? config_os_fail(m, d, s->path, "written", r) : rc;
+}
+
+// A trusted file that cannot be parsed fails each load after it, so it is read
+// before it is listed. To forget one, nothing of it is looked at: it may be
+// broken, gone or beyond reach, and is looked for by its plain path when its
+// real one is not to be found.
+static mcp_code trust_judge(mcp *m, const config *c, bool remove, buf *told,
+                            diag *d) {
+    config_source s;
+    mcp_code rc = trust_name(m, c, told, remove ? NULL : d);
+
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    if (rc && remove) {
+        buf_clear(told);
+        buf_add(told, str_of(c->project_file));
+        return told->err ? fail(d, told->err, NULL) : MCP_OK;
+    }
+    if (rc || remove) return rc;
+    rc = source_read(m, c->project_file, &s, d);
+    source_free(&s);
+    return rc;
 }
 
 // The list is read and written under the lock, as two shells may be asked about
@@ -11586,11 +11647,11 @@ static mcp_code trust_change(mcp *m, const config *c, bool remove, buf *told,
     config_source s;
     mcp_code rc;
 
-    if (r) return config_os_fail(d, c->global_dir, "created", r);
+    if (r) return config_os_fail(m, d, c->global_dir, "created", r);
     r = m->os.file_lock(&m->os, c->global_dir, &lock);
     if (r == OS_AGAIN) return MCP_PENDING;
-    if (r) return config_os_fail(d, c->global_dir, "locked", r);
-    rc = trust_name(m, c, told, d);
+    if (r) return config_os_fail(m, d, c->global_dir, "locked", r);
+    rc = trust_judge(m, c, remove, told, d);
     memset(&s, 0, sizeof s);
     if (!rc) rc = trust_read(m, c, &s, d);
     if (!rc && trust_lists(&s, buf_str(told)) == remove)
@@ -21253,10 +21314,10 @@ static void content_blocks(mcp_writer *w, const mcp_result *r,
 // key=value is turned into JSON by the tool's schema: what is a string there
 // stays one even if it looks like a number, so `zip=01234` arrives whole.
 //
-// Nothing that was typed comes back in a failure: a header, a variable or a
-// URL may hold a secret, so a mistake is answered with the command's usage.
-// The one exception is the key of an argument, without which a person would
-// have to search a long line for the fault.
+// A mistake is answered by what is wrong and then the command's usage. Of what
+// was typed only names come back (of a command, an option, a server, a tool, an
+// argument), without which a person would have to search a long line for the
+// fault; never a value: a header, a variable or a URL may hold a secret.
 //=============================================================================
 
 #if USE_COMMANDS
@@ -21268,6 +21329,7 @@ enum {
     COMMAND_PARAMETERS = 40,  // of a tool that are described
     COMMAND_WIDTH = 79,       // columns of the help
     COMMAND_NAME = 40,        // columns of a server's name in the table
+    COMMAND_SHOWN = 40,       // bytes of a typed word that is said back
     COMMAND_NEAR = 3,         // wrong letters in a name that is still guessed
     COMMAND_REFS = 4,         // steps into a schema for the type of a value
     COMMAND_NESTED = 2,       // levels of a type that are shown
@@ -21454,10 +21516,45 @@ static const char *command_prefix(const mcp *m) {
     return m->opt.command_prefix ? m->opt.command_prefix : "/mcp ";
 }
 
-// The answer to every line that does not fit: fixed text, none of the line.
-static mcp_code command_usage(command_work *w) {
-    return fail(w->d, MCP_MISUSE, "usage: %s%s%s%s", command_prefix(w->m),
-                w->is->name, *w->is->usage ? " " : "", w->is->usage);
+// The answer to every line that does not fit. What goes into it besides fixed
+// text are names, and typed_show() has looked at them.
+PRINTF(2, 3)
+static mcp_code command_wrong(command_work *w, const char *fmt, ...) {
+    char why[256];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    fail(w->d, MCP_MISUSE, "%s", why);
+    fail_more(w->d, "usage: %s%s%s%s", command_prefix(w->m), w->is->name,
+              *w->is->usage ? " " : "", w->is->usage);
+    return MCP_MISUSE;
+}
+
+typedef char typed_text[COMMAND_SHOWN + 1];
+
+// A typed word that looks like a name, or the beginning of it. False: it is
+// anything else, and what that is nobody knows.
+static bool typed_show(typed_text out, str word) {
+    for (size_t i = 0; i < word.len; i++) {
+        char c = word.ptr[i];
+        if (!is_alnum(c) && c != '_' && c != '-') return false;
+    }
+    word = str_head(word, COMMAND_SHOWN);
+    memcpy(out, word.ptr, word.len);
+    out[word.len] = 0;
+    return word.len != 0;
+}
+
+// `word` may be "--name=value", of which the value is not said.
+static mcp_code command_no_option(command_work *w, str word) {
+    typed_text shown;
+    str name, value;
+    str_cut(word, '=', &name, &value);
+    if (typed_show(shown, name))
+        return command_wrong(w, "there is no option %s", shown);
+    return command_wrong(w, "there is no such option");
 }
 
 // Half of a name or more may not be wrong: then it is another name.
@@ -21635,20 +21732,38 @@ static mcp_code argument_write(command_work *w, mcp_writer *out, uint32_t at,
     return rc;
 }
 
+// Are the words from `at` on key=value, or what may stand in its place?
+static mcp_code arguments_judge(command_work *w, uint32_t at,
+                                bool strings_only) {
+    word_arg a;
+
+    for (uint32_t i = at; i < w->words.n; i++) {
+        if (argument_cut(w->words.list[i], &a)) continue;
+        if (strings_only)
+            return command_wrong(w, "what follows is name=value, with a name "
+                                 "of the template");
+        return command_wrong(w, "%s", at + 1 == w->words.n
+                             ? "the arguments must be a JSON object, or "
+                               "key=value"
+                             : "each argument is key=value or key:=json");
+    }
+    return MCP_OK;
+}
+
 // key=value ... from word `at` on as a JSON object. With `schema` the values
 // get its types, else they are strings (of a template). A key that comes again
 // is written once, at its first place: JSON readers differ about two.
 static mcp_code arguments_write(command_work *w, mcp_writer *out, uint32_t at,
                                 mcp_json schema, bool strings_only) {
     mcp_json props = json_get(schema, S("properties"));
-    mcp_code rc = MCP_OK;
+    mcp_code rc = arguments_judge(w, at, strings_only);
 
     mcp_w_object(out);
     for (uint32_t i = at; i < w->words.n && !rc; i++) {
         uint32_t times = 1;
         bool seen = false;
         word_arg a, b;
-        if (!argument_cut(w->words.list[i], &a)) return command_usage(w);
+        argument_cut(w->words.list[i], &a);
         for (uint32_t k = at; k < w->words.n; k++) {
             if (k == i || !argument_cut(w->words.list[k], &b)) continue;
             if (!str_eq(a.key, b.key)) continue;
@@ -21675,7 +21790,7 @@ static mcp_code arguments_object(command_work *w, const char *word,
     mcp_code rc = json_parse(&w->m->mem, str_of(word), &doc, NULL, NULL);
     if (rc == MCP_OUT_OF_MEMORY) return fail(w->d, rc, NULL);
     if (rc || mcp_typeof(json_root(doc)) != MCP_OBJECT)
-        rc = fail(w->d, MCP_MISUSE, "the arguments are not a JSON object");
+        rc = command_wrong(w, "the arguments must be a JSON object");
     else
         w_raw(out, mcp_raw(json_root(doc)));
     json_free(doc);
@@ -21703,25 +21818,41 @@ static size_t command_flag(const command *is, const char *word,
     return COMMAND_FLAGS;
 }
 
-// False: it comes twice, which only --query may.
-static bool command_flag_keep(command_work *w, size_t k, const char *value,
-                              uint32_t *cap) {
-    bool again = strcmp(w->is->flags[k], "--query=") == 0;
-
-    if (again && !command_push(&w->arena, &w->queries, cap, str_of(value)))
-        return false;
-    if (!again && w->flags[k]) return false;
-    w->flags[k] = value;
-    return true;
+// A flag without the value it needs, or with one it cannot have.
+static mcp_code command_flag_wrong(command_work *w, const char *flag) {
+    static const char *const must[][2] = {
+        {"--scope=", "--scope is global or project"},
+        {"--kind=", "--kind is all, tools, resources or templates"},
+        {"--server=", "--server needs the name of a server"},
+        {"--limit=", "--limit is 1 to 50"},
+        {"--query=", "--query needs a query"}};
+    size_t i = 0;
+    while (i + 1 < COUNT(must) && strcmp(flag, must[i][0]) != 0) i++;
+    return command_wrong(w, "%s", must[i][1]);
 }
 
-// Take the flags out of the words. False: one is unknown, comes twice or has no
-// value. Behind "--" nothing is a flag.
-static bool command_flags(command_work *w) {
+// Only --query may come twice.
+static mcp_code command_flag_keep(command_work *w, size_t k, const char *value,
+                                  uint32_t *cap) {
+    const char *flag = w->is->flags[k];
+    bool many = strcmp(flag, "--query=") == 0;
+
+    if (many && !command_push(&w->arena, &w->queries, cap, str_of(value)))
+        return fail(w->d, MCP_OUT_OF_MEMORY, NULL);
+    if (!many && w->flags[k])
+        return command_wrong(w, "%.*s is given twice",
+                             (int)strcspn(flag, "="), flag);
+    w->flags[k] = value;
+    return MCP_OK;
+}
+
+// Take the flags out of the words. Behind "--" nothing is a flag.
+static mcp_code command_flags(command_work *w) {
     char **words = w->words.list;
     uint32_t n = w->words.n, kept = 0, cap = 0, i = 0;
+    mcp_code rc;
 
-    if (w->is->flags[0] && !*w->is->flags[0]) return true;  // does it itself
+    if (w->is->flags[0] && !*w->is->flags[0]) return MCP_OK;  // by itself
     for (; i < n && strcmp(words[i], "--") != 0; i++) {
         const char *value = NULL;
         size_t k;
@@ -21730,14 +21861,14 @@ static bool command_flags(command_work *w) {
             continue;
         }
         k = command_flag(w->is, words[i], &value);
-        if (k == COMMAND_FLAGS) return false;
-        if (!value && ++i == n) return false;
-        if (!command_flag_keep(w, k, value ? value : words[i], &cap))
-            return false;
+        if (k == COMMAND_FLAGS) return command_no_option(w, str_of(words[i]));
+        if (!value && ++i == n) return command_flag_wrong(w, w->is->flags[k]);
+        rc = command_flag_keep(w, k, value ? value : words[i], &cap);
+        if (rc) return rc;
     }
     while (i < n && ++i < n) words[kept++] = words[i];
     w->words.n = kept;
-    return true;
+    return MCP_OK;
 }
 
 #endif  // USE_COMMANDS
@@ -21757,17 +21888,26 @@ static bool command_flags(command_work *w) {
 
 #if USE_COMMANDS
 
-// A name that nobody has, with the one that was meant if it is clear. The name
-// itself is not repeated: what stands in its place may be a pasted token.
-static mcp_code command_no_server(command_work *w, const char *name) {
+// The file that was left out may be where the server stands.
+static void command_left_out(command_work *w) {
     const config *c = w->m->config;
-    const char *nearest = NULL;
-    uint32_t best = COMMAND_NEAR + 1;
-    for (uint32_t i = 0; c && i < c->n; i++)
-        command_near(name, c->servers[i]->name, &best, &nearest);
-    if (nearest)
-        return fail(w->d, MCP_SERVER_UNKNOWN, "did you mean \"%s\"?", nearest);
-    return fail(w->d, MCP_SERVER_UNKNOWN, NULL);
+    if (c && c->project_ignored)
+        fail_more(w->d, "It may stand in %s, which was left out as it is not "
+                  "trusted; %strust changes that.", c->project_file,
+                  command_prefix(w->m));
+}
+
+// A name that nobody has, with the one that was meant if it is clear.
+static mcp_code command_no_server(command_work *w, const char *name) {
+    buf why;
+
+    buf_init(&why, &w->m->mem, LIMIT_DETAIL);
+    session_unknown(w->m, str_of(name), &why);
+    diag_name(w->d, str_of(name));
+    fail(w->d, MCP_SERVER_UNKNOWN, "%s", buf_z(&why));
+    buf_free(&why);
+    command_left_out(w);
+    return MCP_SERVER_UNKNOWN;
 }
 
 // The server a command names, in `*c`; also a disabled or broken one if `any`.
@@ -21829,6 +21969,7 @@ static mcp_code command_through(command_work *w, mcp_verb verb,
     if (kid->failed.code && !kid->none) {
         diag_copy(w->d, &kid->failed);
         rc = kid->failed.code;
+        if (rc == MCP_SERVER_UNKNOWN) command_left_out(w);
     } else {
         rc = op_result(kid, &w->o->result);
         if (rc) fail(w->d, rc, NULL);
@@ -21923,22 +22064,52 @@ static void command_cell(buf *b, const char *name, size_t width) {
     }
 }
 
+// NULL: a broken entry does not tell.
 static const char *command_transport(const server_config *c) {
     static const char *const names[] = {[TRANSPORT_STDIO] = "stdio",
                                         [TRANSPORT_HTTP] = "http",
                                         [TRANSPORT_IO] = "io"};
-    return names[c->transport];
+    return c->bad && c->no_transport ? NULL : names[c->transport];
 }
 
-// Why a server that stands as failed did so: code and fixed message. The rest
-// may name places and is for the person alone.
+// A text, or null for none.
+static void command_pair(mcp_writer *json, const char *key, const char *text) {
+    w_key(json, str_of(key));
+    if (text)
+        w_string(json, str_of(text));
+    else
+        mcp_w_null(json);
+}
+
+// Why a server that stands as failed did so: the code, and the first line of
+// the detail. It may name places, so it is for people and programs, as all
+// commands are, and not for a model.
+static mcp_code command_reason(const server_config *c, const server *s,
+                               str *first) {
+    str rest;
+    *first = str_of(c->bad);
+    if (c->bad) return MCP_CONFIGURATION_INVALID;
+    if (s->failed.first)
+        str_cut(buf_str(&s->failed.detail), '\n', first, &rest);
+    return s->failed.code;
+}
+
+// null, as in mcp_servers(), unless it stands as failed.
 static void command_error(mcp_writer *json, const server_config *c,
-                          const server *s) {
-    mcp_code code = c->bad ? MCP_CONFIGURATION_INVALID : s->failed.code;
+                          const server *s, standing how) {
+    mcp_code code;
+    str first;
+
     w_key(json, S("error"));
+    if (how != STANDS_FAILED) {
+        mcp_w_null(json);
+        return;
+    }
+    code = command_reason(c, s, &first);
     mcp_w_object(json);
     w_pair(json, "code", str_of(mcp_code_name(code)));
     w_pair(json, "message", str_of(code_message(code)));
+    if (first.len) w_pair(json, "detail", first);
     mcp_w_end(json);
 }
 
@@ -21963,11 +22134,11 @@ static void command_row(command_work *w, const server_config *c, size_t width,
     mcp_w_object(&w->json);
     w_pair(&w->json, "name", str_of(c->name));
     w_pair(&w->json, "state", str_of(command_standings[how].state));
-    w_pair(&w->json, "transport", str_of(command_transport(c)));
+    command_pair(&w->json, "transport", command_transport(c));
     if (s && *s->version) w_pair(&w->json, "protocol", str_of(s->version));
     if (tools >= 0) w_pair_int(&w->json, "tools", tools);
     w_pair_int(&w->json, "active", loaded);
-    if (how == STANDS_FAILED) command_error(&w->json, c, s);
+    command_error(&w->json, c, s, how);
     mcp_w_end(&w->json);
 }
 
@@ -21975,16 +22146,12 @@ static void command_row(command_work *w, const server_config *c, size_t width,
 // part of it.
 static void command_trouble(command_work *w, const server_config *c) {
     const server *s = server_find(w->m, str_of(c->name));
-    mcp_code code = MCP_CONFIGURATION_INVALID;
-    str first = str_of(c->bad), rest;
+    mcp_code code;
+    str first;
 
     if (command_standing(c, s) != STANDS_FAILED) return;
     w->failed = w->checked;
-    if (!c->bad) {
-        code = s->failed.code;
-        if (s->failed.first)
-            str_cut(buf_str(&s->failed.detail), '\n', &first, &rest);
-    }
+    code = command_reason(c, s, &first);
     buf_fmt(&w->text, "%s %s: [%s] %s%s", command_mark(false), c->name,
             mcp_code_name(code), code_message(code), first.len ? " " : "");
     buf_line(&w->text, first);
@@ -22063,6 +22230,10 @@ static mcp_code command_list(command_work *w) {
     return command_show(w, w->flags[0] != NULL);
 }
 
+static const char command_name_must[] =
+    "the name of a server is 1 to 80 letters, digits, _ and -, the first a "
+    "letter or digit";
+
 // False: it is neither word, and *out means nothing.
 static bool command_scope_of(str word, config_scope *out) {
     *out = str_is(word, "global") ? SCOPE_GLOBAL : SCOPE_PROJECT;
@@ -22093,111 +22264,139 @@ static bool add_text(add_words *a, strings *to, str s) {
     return to->list[to->n] && ++to->n;
 }
 
+// What became of an option.
+typedef enum add_outcome {
+    ADD_TAKEN,  // or no memory, which the arena knows
+    ADD_WRONG,  // its value is none it can have
+    ADD_TWICE
+} add_outcome;
+
 // A name may come once: of two values for one header nobody could say which is
 // meant.
-static bool add_pair(add_words *a, strings *to, str name, str value,
-                     bool any_case) {
-    return !config_pair(to, name, any_case) && add_text(a, to, name) &&
-           add_text(a, to, value);
+static add_outcome add_pair(add_words *a, strings *to, str name, str value,
+                            bool any_case) {
+    if (config_pair(to, name, any_case)) return ADD_TWICE;
+    if (add_text(a, to, name)) add_text(a, to, value);
+    return ADD_TAKEN;
 }
 
 // 'Name: value', blanks after the colon being no part of the value. A line
 // break would begin a header of its own.
-static bool add_header(add_words *a, str value) {
+static add_outcome add_header(add_words *a, str value) {
     str name, rest;
     if (!str_cut(value, ':', &name, &rest) || !header_name_ok(name))
-        return false;
+        return ADD_WRONG;
     while (rest.len && (*rest.ptr == ' ' || *rest.ptr == '\t'))
         rest = str_skip(rest, 1);
     if (rest.len && (memchr(rest.ptr, '\r', rest.len) ||
                      memchr(rest.ptr, '\n', rest.len)))
-        return false;
+        return ADD_WRONG;
     return add_pair(a, &a->headers, name, rest, true);
 }
 
 // A name that a shell could not set is refused: it is mostly a slip.
-static bool add_env(add_words *a, str value) {
+static add_outcome add_env(add_words *a, str value) {
     str name, rest;
-    return str_cut(value, '=', &name, &rest) && name.len &&
-           config_variable_len(name) == name.len &&
-           add_pair(a, &a->env, name, rest, false);
+    if (!str_cut(value, '=', &name, &rest) || !name.len ||
+        config_variable_len(name) != name.len)
+        return ADD_WRONG;
+    return add_pair(a, &a->env, name, rest, false);
 }
 
-static bool add_scope(add_words *a, str value) {
-    if (a->scoped) return false;
+static add_outcome add_scope(add_words *a, str value) {
+    if (a->scoped) return ADD_TWICE;
     a->scoped = true;
-    return command_scope_of(value, &a->scope);
+    return command_scope_of(value, &a->scope) ? ADD_TAKEN : ADD_WRONG;
 }
 
-static bool add_transport(add_words *a, str value) {
-    if (a->stdio || a->http) return false;
+static add_outcome add_transport(add_words *a, str value) {
+    if (a->stdio || a->http) return ADD_TWICE;
     a->stdio = str_is(value, "stdio");
     a->http = str_is(value, "http");
-    return a->stdio || a->http;
+    return a->stdio || a->http ? ADD_TAKEN : ADD_WRONG;
 }
 
-static bool add_client_id(add_words *a, str value) {
-    if (a->client) return false;
+static add_outcome add_client_id(add_words *a, str value) {
+    if (a->client) return ADD_TWICE;
     a->client = value.ptr;
-    return true;
+    return ADD_TAKEN;
 }
 
 // Which characters it may have is judged with the definition (section 14).
-static bool add_oauth_scope(add_words *a, str value) {
+static add_outcome add_oauth_scope(add_words *a, str value) {
     for (uint32_t i = 0; i < a->scopes.n; i++)
-        if (str_is(value, a->scopes.list[i])) return false;
-    return add_text(a, &a->scopes, value);
+        if (str_is(value, a->scopes.list[i])) return ADD_TWICE;
+    add_text(a, &a->scopes, value);
+    return ADD_TAKEN;
 }
 
-static bool add_port(add_words *a, str value) {
+static add_outcome add_port(add_words *a, str value) {
     uint64_t n;
-    if (a->port || !str_to_u64(value, 65535, &n) || !n) return false;
+    if (a->port) return ADD_TWICE;
+    if (!str_to_u64(value, 65535, &n) || !n) return ADD_WRONG;
     a->port = value.ptr;
-    return true;
+    return ADD_TAKEN;
 }
 
-// A value is a whole word, so its text ends with NUL.
+static const char add_twice[] = "is given twice";
+static const char add_name_twice[] = "is given twice with one name";
+
+// A value is a word or the end of one, so its text ends with NUL.
 static const struct {
     const char *name;
-    bool (*set)(add_words *a, str value);
+    add_outcome (*set)(add_words *a, str value);
+    const char *must, *twice;
 } add_option_table[] = {
-    {"--scope", add_scope},
-    {"--transport", add_transport},
-    {"--header", add_header},
-    {"--env", add_env},
-    {"--oauth-client-id", add_client_id},
-    {"--oauth-scope", add_oauth_scope},
-    {"--oauth-callback-port", add_port},
+    {"--scope", add_scope, "is global or project", add_twice},
+    {"--transport", add_transport, "is http or stdio", add_twice},
+    {"--header", add_header, "needs 'Name: value'", add_name_twice},
+    {"--env", add_env, "needs NAME=value", add_name_twice},
+    {"--oauth-client-id", add_client_id, "needs an id", add_twice},
+    {"--oauth-scope", add_oauth_scope, "needs a scope",
+     "is given twice with one scope"},
+    {"--oauth-callback-port", add_port, "is 1 to 65535", add_twice},
 };
 
 // One option and its value. A value that looks like an option is a forgotten
-// value. False: the line is wrong.
-static bool add_option(add_words *a, const char *name, const char *value) {
-    if (!value || str_starts(str_of(value), S("--"))) return false;
-    for (size_t i = 0; i < COUNT(add_option_table); i++)
-        if (strcmp(name, add_option_table[i].name) == 0)
-            return add_option_table[i].set(a, str_of(value));
-    return false;
+// value.
+static mcp_code add_option(add_words *a, str name, str value) {
+    add_outcome got = ADD_WRONG;
+    size_t i = 0;
+
+    while (i < COUNT(add_option_table) &&
+           !str_is(name, add_option_table[i].name))
+        i++;
+    if (i == COUNT(add_option_table)) return command_no_option(a->w, name);
+    if (value.ptr && !str_starts(value, S("--")))
+        got = add_option_table[i].set(a, value);
+    if (a->w->arena.err) return fail(a->w->d, a->w->arena.err, NULL);
+    if (got == ADD_TAKEN) return MCP_OK;
+    return command_wrong(a->w, "%s %s", add_option_table[i].name,
+                         got == ADD_TWICE ? add_option_table[i].twice
+                                          : add_option_table[i].must);
 }
 
 // Up to the first word that is no option; a lone "--" there has no name before
 // it and is refused later.
-static bool add_options(add_words *a) {
+static mcp_code add_options(add_words *a) {
     strings *words = &a->w->words;
-    while (a->at < words->n) {
-        const char *word = words->list[a->at];
-        if (!str_starts(str_of(word), S("--")) || !word[2]) break;
+    mcp_code rc = MCP_OK;
+
+    while (a->at < words->n && !rc) {
+        str word = str_of(words->list[a->at]), name, value;
+        if (!str_starts(word, S("--")) || word.len == 2) break;
         a->at++;
-        if (strcmp(word, "--replace") == 0) {
-            if (a->replace) return false;
+        if (str_is(word, "--replace")) {
+            if (a->replace) rc = command_wrong(a->w, "--replace %s", add_twice);
             a->replace = true;
             continue;
         }
-        if (!add_option(a, word, a->at < words->n ? words->list[a->at] : NULL))
-            return false;
-        a->at++;
+        if (!str_cut(word, '=', &name, &value))
+            value = a->at < words->n ? str_of(words->list[a->at++])
+                                     : str_make(NULL, 0);
+        rc = add_option(a, name, value);
     }
-    return true;
+    return rc;
 }
 
 // A list of names and values as an object; an empty one is left out.
@@ -22211,22 +22410,80 @@ static void add_json_pairs(mcp_writer *out, const char *key,
     mcp_w_end(out);
 }
 
-// Do the `n` words behind the name, and the options, go together?
-static bool add_fits(const add_words *a, bool stdio, uint32_t n) {
-    if (stdio)
-        return n > 1 && !a->http && !a->headers.n && !a->client &&
-               !a->scopes.n && !a->port;
-    return n == 1 && !a->stdio && !a->env.n;
+// Do the options go with what is added? Each speaks of one of the two sides.
+static mcp_code add_sides(const add_words *a, bool stdio) {
+    const char *wrong = !stdio        ? a->env.n ? "--env" : NULL
+                        : a->headers.n ? "--header"
+                        : a->client    ? "--oauth-client-id"
+                        : a->scopes.n  ? "--oauth-scope"
+                        : a->port      ? "--oauth-callback-port"
+                                       : NULL;
+    if (stdio ? a->http : a->stdio)
+        wrong = stdio ? "--transport http" : "--transport stdio";
+    if (!wrong) return MCP_OK;
+    return command_wrong(a->w, stdio
+                         ? "%s goes with a URL, not with a program"
+                         : "%s goes with a program after --, not with a URL",
+                         wrong);
+}
+
+// The `n` words behind the name: a URL, or "--" and a program. A variable may
+// stand for a whole URL.
+static mcp_code add_rest(const add_words *a, char *const *rest, uint32_t n) {
+    command_work *w = a->w;
+    bool stdio = n && strcmp(rest[0], "--") == 0;
+
+    for (uint32_t i = 0; i < n && strcmp(rest[i], "--") != 0; i++) {
+        typed_text shown;
+        str name, value;
+        if (!str_starts(str_of(rest[i]), S("--"))) continue;
+        str_cut(str_of(rest[i]), '=', &name, &value);
+        return command_wrong(w, "options come before the server%s%s",
+                             typed_show(shown, name) ? ": " : "",
+                             typed_show(shown, name) ? shown : "");
+    }
+    if (!n)
+        return command_wrong(w, "a URL is missing behind the name, or -- and a "
+                             "program");
+    if (!stdio && !strstr(rest[0], "://") && !strstr(rest[0], "${"))
+        return command_wrong(w, "a program goes after --: %sadd --scope %s %s "
+                             "-- PROGRAM", command_prefix(w->m),
+                             a->scoped && a->scope == SCOPE_PROJECT
+                                 ? "project" : "global",
+                             w->words.list[a->at]);
+    if (stdio && n == 1)
+        return command_wrong(w, "a program is missing after --");
+    if (!stdio && n > 1)
+        return command_wrong(w, "nothing may stand behind the URL");
+    return add_sides(a, stdio);
+}
+
+// The whole line behind its options.
+static mcp_code add_judge(const add_words *a) {
+    command_work *w = a->w;
+    uint32_t left = w->words.n - a->at;
+    char **at = w->words.list + a->at;
+    mcp_code rc;
+
+    if (!left || strcmp(*at, "--") == 0)
+        return command_wrong(w, "the name of the server is missing");
+    if (strstr(*at, "://"))
+        return command_wrong(w, "the name of the server comes before its URL");
+    if (!config_name_ok(str_of(*at)))
+        return command_wrong(w, "%s", command_name_must);
+    rc = add_rest(a, at + 1, left - 1);
+    if (rc || a->scoped) return rc;
+    return command_wrong(w, "say with --scope global or --scope project, in "
+                         "front of the name, which file is to hold the server");
 }
 
 // <server> <url>, or <server> -- <command> [args...]; then as a definition.
-static bool add_definition(add_words *a, mcp_writer *out) {
+static void add_definition(const add_words *a, mcp_writer *out) {
     const strings *words = &a->w->words;
     char **rest = words->list + a->at + 1;
     uint32_t n = words->n - a->at - 1;
-    bool stdio = n && strcmp(rest[0], "--") == 0;
+    bool stdio = strcmp(rest[0], "--") == 0;
 
-    if (!add_fits(a, stdio, n)) return false;
     mcp_w_object(out);
     w_pair(out, stdio ? "command" : "url", str_of(rest[stdio]));
     if (stdio && n > 2) {
@@ -22239,7 +22496,6 @@ static bool add_definition(add_words *a, mcp_writer *out) {
     if (a->scopes.n) w_texts(out, "oauthScopes", &a->scopes);
     if (a->port) w_pair_raw(out, "oauthCallbackPort", str_of(a->port));
     mcp_w_end(out);
-    return true;
 }
 
 // Put it in force; NULL: nothing changed.
@@ -22293,8 +22549,6 @@ static bool add_wants_oauth(const strings *words) {
     return false;
 }
 
-// The two mistakes that everybody makes once are told; for the others the usage
-// says more.
 static mcp_code command_add(command_work *w) {
     add_words a = {.w = w};
     config_edit e = {.kind = EDIT_ADD};
@@ -22303,21 +22557,15 @@ static mcp_code command_add(command_work *w) {
     mcp_code rc;
 
     if (add_wants_oauth(&w->words))
-        return fail(w->d, MCP_MISUSE, "leave --oauth out: signing in to an "
-                    "HTTP server needs no option");
-    if (!add_options(&a) || a.at == w->words.n ||
-        !config_name_ok(str_of(w->words.list[a.at])))
-        return command_usage(w);
-    if (!a.scoped)
-        return fail(w->d, MCP_MISUSE, "say with --scope global or --scope "
-                    "project, in front of the name, which file is to hold the "
-                    "server");
+        return command_wrong(w, "leave --oauth out: signing in to an HTTP "
+                             "server needs no option");
+    rc = add_options(&a);
+    if (!rc) rc = add_judge(&a);
+    if (rc) return rc;
     w_init(&def, &w->m->mem, LIMIT_FILE_CONFIG);
-    if (!add_definition(&a, &def) || w->arena.err || w_err(&def)) {
-        rc = w->arena.err ? w->arena.err : w_err(&def);
-        w_free(&def);
-        return rc ? fail(w->d, rc, NULL) : command_usage(w);
-    }
+    add_definition(&a, &def);
+    rc = w_err(&def);
+    if (rc) return w_free(&def), fail(w->d, rc, NULL);
     e.scope = a.scope;
     e.server = w->words.list[a.at];
     e.definition = w_str(&def);
@@ -22338,10 +22586,17 @@ static mcp_code command_remove(command_work *w) {
     config_edit e = {.kind = EDIT_REMOVE, .server = w->words.list[0]};
     mcp_code rc;
 
-    if (!w->flags[0] || !command_scope_of(str_of(w->flags[0]), &e.scope) ||
-        !config_name_ok(str_of(e.server)))
-        return command_usage(w);
+    if (!w->flags[0])
+        return command_wrong(w, "say with --scope global or --scope project "
+                             "out of which file the server is to go");
+    if (!command_scope_of(str_of(w->flags[0]), &e.scope))
+        return command_flag_wrong(w, w->is->flags[0]);
+    if (!config_name_ok(str_of(e.server)))
+        return command_wrong(w, "%s", command_name_must);
     rc = command_edit(w, &e);
+    if (rc == MCP_SERVER_UNKNOWN && !config_find(w->m->config,
+                                                 str_of(e.server)))
+        return command_no_server(w, e.server);
     if (rc) return rc;
     command_done(w, e.server, "removed from", command_scopes[e.scope].place);
     buf_add(&w->text, S(" Credentials were kept."));
@@ -22387,10 +22642,14 @@ static mcp_code command_reload(command_work *w) {
     return MCP_OK;
 }
 
-// It counts at once: the files are loaded again.
+// It counts at once: the files are loaded again. If that fails the list has
+// changed nevertheless, so that a file that cannot be read any more can be put
+// aside; then both are told.
 static mcp_code command_trust(command_work *w) {
-    bool remove = w->flags[0] != NULL;
+    bool remove = w->flags[0] != NULL, kept;
+    const char *state = remove ? "not trusted any more" : "trusted from now on";
     config *next = NULL;
+    os_stat st;
     buf file;
     mcp_code rc;
 
@@ -22400,25 +22659,34 @@ static mcp_code command_trust(command_work *w) {
         buf_free(&file);
         return command_again(w);
     }
+    kept = !rc;
     if (!rc) rc = config_reload(w->m, &next, w->d);
     if (!rc) rc = command_adopt(w, next);
     w->edited = true;
-    if (!rc) {
+    if (kept && rc)
+        fail_more(w->d, "%s is %s all the same.", buf_z(&file), state);
+    if (!rc && !remove &&
+        w->m->os.file_stat(&w->m->os, buf_z(&file), &st) == OS_ABSENT)
+        buf_fmt(&w->text, "%s There is no %s yet; one that is put there "
+                "counts.", command_mark(true), buf_z(&file));
+    else
         buf_fmt(&w->text, "%s %s is %s.", command_mark(true), buf_z(&file),
-                remove ? "not trusted any more" : "trusted from now on");
-        w_pair(&w->json, "file", buf_str(&file));
-        w_pair_bool(&w->json, "trusted", !remove);
-    }
+                state);
+    w_pair(&w->json, "file", buf_str(&file));
+    w_pair_bool(&w->json, "trusted", !remove);
     buf_free(&file);
     return rc;
 }
 
 // The patterns are no secrets, and the first thing to look at when a tool is
-// missed.
+// missed. `none`: how an empty list is called; NULL: there is no list.
 static void command_filters(command_work *w, const char *label, const char *key,
                             const strings *list, const char *none) {
-    buf_fmt(&w->text, "%s: %s", label, list->n ? "" : none);
-    w_texts(&w->json, key, list);
+    buf_fmt(&w->text, "%s: %s", label, list->n ? "" : none ? none : "all");
+    if (list->n || none)
+        w_texts(&w->json, key, list);
+    else
+        command_pair(&w->json, key, NULL);
     for (uint32_t i = 0; i < list->n; i++) {
         if (i) buf_add(&w->text, S(", "));
         buf_line(&w->text, str_of(list->list[i]));
@@ -22444,28 +22712,45 @@ static void command_get_hidden(command_work *w, const server_config *c) {
     w_pair_int(&w->json, http ? "headers" : "env", pairs);
 }
 
-// What is no secret: where it is defined, how it is reached and with what.
+// Where a person would edit it.
+static void command_get_place(command_work *w, const server_config *c) {
+    const config *all = w->m->config;
+    const char *word = command_scopes[c->scope].word;
+    const char *file = c->scope == SCOPE_GLOBAL    ? all->global_file
+                       : c->scope == SCOPE_PROJECT ? all->project_file
+                       : c->scope == SCOPE_FILE    ? all->only_file
+                                                   : NULL;
+
+    buf_fmt(&w->text, "Defined in: %s", word);
+    if (file) buf_add(&w->text, S(" ("));
+    if (file) buf_line(&w->text, str_of(file));
+    if (file) buf_byte(&w->text, ')');
+    if (c->scope == SCOPE_PROJECT && c->in_global)
+        buf_add(&w->text, S(", in place of the global definition"));
+    buf_byte(&w->text, '\n');
+    w_pair(&w->json, "scope", str_of(word));
+    command_pair(&w->json, "file", file);
+}
+
+// What is no secret: how it is reached and with what.
 static void command_get_facts(command_work *w, const server_config *c) {
     static const char *const protocols[] = {"auto", "legacy", "modern"};
-    const char *who = c->transport == TRANSPORT_STDIO ? "left to the server"
-        : config_pair(&c->headers, S("authorization"), true)
-            ? "by a configured header" : "none configured";
+    bool header = config_pair(&c->headers, S("authorization"), true) != NULL;
     server *s = server_find(w->m, str_of(c->name));
     const char *version = s ? server_version_known(s) : NULL;
 
-    buf_fmt(&w->text, "Defined in: %s%s\nTransport: %s\nProtocol: %s",
-            command_scopes[c->scope].place,
-            c->scope == SCOPE_PROJECT && c->in_global
-                ? " (in place of the global definition)" : "",
-            command_transport(c), protocols[c->protocol]);
+    buf_fmt(&w->text, "Transport: %s\nProtocol: %s", command_transport(c),
+            protocols[c->protocol]);
     if (version) buf_fmt(&w->text, ", %s", version);
-    buf_fmt(&w->text, "\nAuthentication: %s\nTimeout: ", who);
+    if (c->transport == TRANSPORT_HTTP)
+        buf_fmt(&w->text, "\nAuthentication: %s", header
+                ? "by a configured header" : "none configured");
+    buf_add(&w->text, S("\nTimeout: "));
     if (c->timeout_ms)
         buf_fmt(&w->text, "%d ms\n", c->timeout_ms);
     else
         buf_add(&w->text, S("default\n"));
-    w_pair(&w->json, "scope", str_of(command_scopes[c->scope].word));
-    w_pair(&w->json, "transport", str_of(command_transport(c)));
+    command_pair(&w->json, "transport", command_transport(c));
     w_pair(&w->json, "protocol", str_of(protocols[c->protocol]));
     if (version) w_pair(&w->json, "version", str_of(version));
     w_pair_bool(&w->json, "disabled", c->disabled);
@@ -22492,13 +22777,14 @@ static mcp_code command_get(command_work *w) {
     w_pair(&w->json, "name", str_of(c->name));
     w_pair(&w->json, "state", str_of(command_standings[how].state));
     if (tools >= 0) w_pair_int(&w->json, "tools", tools);
-    if (how == STANDS_FAILED) command_error(&w->json, c, s);
+    command_error(&w->json, c, s, how);
     command_trouble(w, c);
+    command_get_place(w, c);
     if (c->bad) return MCP_OK;
     command_get_facts(w, c);
     command_get_hidden(w, c);
     command_filters(w, "Include tools", "includeTools", &c->include,
-                    c->has_include ? "none" : "all");
+                    c->has_include ? "none" : NULL);
     command_filters(w, "Exclude tools", "excludeTools", &c->exclude, "none");
     return MCP_OK;
 }
@@ -22642,15 +22928,18 @@ static bool command_item(catalog *k, str name, item *t, mcp_code *rc) {
 // Names are compared with their server's, as the nearest ones are told.
 static mcp_code command_no_tool(command_work *w, catalog *k, const char *name) {
     const char *dotted = arena_fmt(&w->arena, "%s.%s", w->words.list[0], name);
-    mcp_code rc = MCP_TOOL_CHANGED;
+    str shown = utf8_cut(str_of(name), LIMIT_TOOL_NAME);
+    bool known;
+    mcp_code rc;
     buf near;
 
     if (!dotted) return fail(w->d, MCP_OUT_OF_MEMORY, NULL);
     buf_init(&near, &w->m->mem, LIMIT_DETAIL);
-    fail(w->d, rc, "the server lists no such tool");
-    if (near_names(w->m, &k, 1, str_of(dotted), &near) && !near.err)
-        fail_more(w->d, "nearest: %s", buf_z(&near));
-    if (near.err) rc = fail(w->d, near.err, NULL);
+    known = near_names(w->m, &k, 1, str_of(dotted), &near);
+    rc = near.err ? fail(w->d, near.err, NULL)
+                  : fail(w->d, MCP_TOOL_CHANGED, "%s has no tool \"%.*s\"%s%s",
+                         w->words.list[0], MCP_ARG(shown),
+                         known ? "; nearest: " : "", buf_z(&near));
     buf_free(&near);
     return rc;
 }
@@ -22738,32 +23027,57 @@ static mcp_code command_fetch(command_work *w, const char *name,
     return fetch_step(&w->fetch, k, w->d);
 }
 
+// "server.tool", as the other commands want it, is taken for two words.
+static mcp_code tools_dotted(command_work *w) {
+    str name, tool;
+    char **two;
+
+    if (w->words.n != 1 ||
+        !str_cut(str_of(w->words.list[0]), '.', &name, &tool) || !tool.len)
+        return MCP_OK;
+    two = arena_new(&w->arena, 2 * sizeof *two);
+    if (two) two[0] = arena_text(&w->arena, name);
+    if (!two || !two[0]) return fail(w->d, MCP_OUT_OF_MEMORY, NULL);
+    two[1] = w->words.list[0] + name.len + 1;
+    w->words.list = two;
+    w->words.n = 2;
+    return MCP_OK;
+}
+
 // Always the live list: who looks at it wants to know what is there now.
 static mcp_code command_tools(command_work *w) {
     catalog *k = NULL;
-    mcp_code rc = command_fetch(w, w->words.list[0], NEED_FORCE, &k);
+    mcp_code rc = tools_dotted(w);
+    if (!rc) rc = command_fetch(w, w->words.list[0], NEED_FORCE, &k);
     if (rc) return rc;
     if (w->words.n > 1) return command_tool(w, k, w->words.list[1]);
     return command_tool_rows(w, k);
 }
 
-// False: a flag's value is none it can have.
-static bool search_flags(command_work *w, mcp_writer *args) {
-    static const char *const kinds[] = {"all", "tools", "resources"};
+// Before the first of several searches is begun.
+static mcp_code search_judge(command_work *w) {
+    static const char *const kinds[] = {"all", "tools", "resources",
+                                        "templates"};
     const char *kind = w->flags[0], *limit = w->flags[2];
-    uint64_t n = 0;
+    uint64_t n = 1;
     bool known = !kind;
 
     for (size_t i = 0; i < COUNT(kinds) && kind; i++)
         known |= strcmp(kind, kinds[i]) == 0;
-    if (!known) return false;
+    if (!known) return command_flag_wrong(w, w->is->flags[0]);
     if (limit && (!str_to_u64(str_of(limit), LIMIT_HITS, &n) || !n))
-        return false;
+        return command_flag_wrong(w, w->is->flags[2]);
+    return MCP_OK;
+}
+
+static void search_args(command_work *w, mcp_writer *args) {
+    uint64_t n = 0;
+
     command_args(w, args);
-    if (kind) w_pair(args, "kind", str_of(kind));
+    if (w->flags[0]) w_pair(args, "kind", str_of(w->flags[0]));
     if (w->flags[1]) w_pair(args, "server", str_of(w->flags[1]));
-    if (n) w_pair_int(args, "limit", (int64_t)n);
-    return true;
+    if (w->flags[2] && str_to_u64(str_of(w->flags[2]), LIMIT_HITS, &n))
+        w_pair_int(args, "limit", (int64_t)n);
 }
 
 // The words are one query, each --query another.
@@ -22772,7 +23086,9 @@ static mcp_code search_queries(command_work *w) {
     uint32_t cap = w->queries.n;
     mcp_code rc = MCP_OK;
 
-    if (!w->words.n) return w->queries.n ? MCP_OK : command_usage(w);
+    if (!w->words.n && !w->queries.n)
+        return command_wrong(w, "say what to search for");
+    if (!w->words.n) return MCP_OK;
     buf_init(&b, &w->m->mem, LIMIT_COMMAND);
     for (uint32_t i = 0; i < w->words.n; i++) {
         if (i) buf_byte(&b, ' ');
@@ -22807,7 +23123,8 @@ static mcp_code command_search(command_work *w) {
     mcp_code rc = MCP_OK;
 
     if (!w->begun) {
-        rc = search_queries(w);
+        rc = search_judge(w);
+        if (!rc) rc = search_queries(w);
         if (rc) return rc;
         if (w->flags[1]) rc = command_server(w, w->flags[1], false, &c);
         if (rc) return rc;
@@ -22817,7 +23134,7 @@ static mcp_code command_search(command_work *w) {
     }
     while (w->next < w->queries.n) {
         const char *query = w->queries.list[w->next];
-        if (!search_flags(w, &args)) return command_usage(w);
+        search_args(w, &args);
         rc = command_through_args(w, MCP_DO_SEARCH, query, &args);
         if (rc || w->queries.n == 1) return rc;
         search_keep(w, query);
@@ -22851,7 +23168,8 @@ static mcp_code call_arguments(command_work *w, mcp_writer *out) {
     if (w->words.n < 2) return w_raw(out, S("{}")), MCP_OK;
     if (arguments_are_json(w, 1))
         return arguments_object(w, w->words.list[1], out);
-    if (str_cut(str_of(w->words.list[0]), '.', &server_name, &tool)) {
+    rc = arguments_judge(w, 1, false);  // before a server is asked
+    if (!rc && str_cut(str_of(w->words.list[0]), '.', &server_name, &tool)) {
         char *name = arena_text(&w->arena, server_name);
         if (!name) return fail(w->d, MCP_OUT_OF_MEMORY, NULL);
         rc = command_fetch(w, name, NEED_CACHED, &k);
@@ -22990,18 +23308,19 @@ static void help_line(buf *out, const mcp *m, const command *c) {
     buf_fmt(out, "\n      %s\n", c->about);
 }
 
-// The name is not said again; the one that was meant is, if it is clear.
+// With the one that was meant, if it is clear.
 static mcp_code command_unknown(command_work *w, const char *name) {
     const char *prefix = command_prefix(w->m), *near = NULL;
     uint32_t best = COMMAND_NEAR + 1;
+    typed_text shown;
+    bool show = typed_show(shown, str_of(name));
 
     for (const command *c = w->table; c->name; c++)
         command_near(name, c->name, &best, &near);
-    if (near)
-        return fail(w->d, MCP_MISUSE, "there is no such command; did you mean "
-                    "\"%s\"? %shelp lists them", near, prefix);
-    return fail(w->d, MCP_MISUSE, "there is no such command; %shelp lists them",
-                prefix);
+    return fail(w->d, MCP_MISUSE, "there is no %s%s%s; %s%s%s%shelp lists them",
+                show ? "command \"" : "such command", show ? shown : "",
+                show ? "\"" : "", near ? "did you mean \"" : "",
+                near ? near : "", near ? "\"? " : "", prefix);
 }
 
 // Needs no server and no file, so that it works when nothing else does.
@@ -23052,8 +23371,8 @@ static const command command_table[] = {
     {"tools", "<server> [<tool>]", "List the tools of a server, or show one.",
      1, 2, MCP_OP_SEARCH, {NULL}, command_tools},
     {"search",
-     "[--kind all|tools|resources] [--server <server>] [--limit 1-50] "
-     "[--query <query>]... <words>...",
+     "[--kind all|tools|resources|templates] [--server <server>] "
+     "[--limit 1-50] [--query <query>]... <words>...",
      "Find tools and resources; each --query is a search of its own.", 0,
      COMMAND_WORDS, MCP_OP_SEARCH,
      {"--kind=", "--server=", "--limit=", "--query="}, command_search},
@@ -23096,11 +23415,14 @@ static mcp_code command_find(command_work *w) {
 static mcp_code command_begin(command_work *w) {
     mcp_code rc = w->words_rc ? w->words_rc : command_find(w);
     if (rc) return rc;
-    if (!command_flags(w))
-        return w->arena.err ? fail(w->d, w->arena.err, NULL)
-                            : command_usage(w);
-    if (w->words.n < w->is->min || w->words.n > w->is->max)
-        return command_usage(w);
+    rc = command_flags(w);
+    if (rc) return rc;
+    if (w->words.n < w->is->min)
+        return command_wrong(w, "\"%s\" needs more than that", w->is->name);
+    if (w->words.n > w->is->max)
+        return command_wrong(w, "\"%s\" takes %s", w->is->name,
+                             w->is->max ? "no more than its usage says"
+                                        : "nothing else");
     w->d->operation = w->o->operation = w->is->operation;
     return MCP_OK;
 }

@@ -873,7 +873,9 @@ static int run(cli *c, int argc, const char **argv) {
     if (*word == '-') return bad_usage("", "there is no such option");
     c->tells_trust = argc == 0 || strcmp(word, "list") == 0 ||
                      strcmp(word, "status") == 0 || strcmp(word, "trust") == 0;
-    if ((rc = mcp_load(c->m, NULL)) != MCP_OK) return failed(c, rc);
+    rc = mcp_load(c->m, NULL);
+    // A project file that is broken can be taken off the list all the same.
+    if (rc != MCP_OK && strcmp(word, "trust") != 0) return failed(c, rc);
     remember_trust(c);
     if (c->session && (status = load_session(c))) return status;
     if (c->session && access(c->session, F_OK) == 0)
