@@ -93,16 +93,16 @@ test: setup
 sanitize: setup build/mcp_test_san
 	build/mcp_test_san
 check:
-	@sh .ci/check
+	@CC="$(CC)" bash .ci/check
 switches:
-	@CC='$(CC)' sh .ci/switches
+	@CC='$(CC)' bash .ci/switches
 fuzz: setup
-	@sh .ci/fuzz $(SECONDS)
+	@bash .ci/fuzz $(SECONDS)
 interop: setup
 	@$(MAKE) all
-	@sh .ci/interop
+	@bash .ci/interop
 rank: build/rank
-	@sh .ci/rank '$(SETS)'
+	@bash .ci/rank '$(SETS)'
 
 install: all
 	mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include \

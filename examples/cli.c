@@ -408,7 +408,8 @@ static bool on_trust(void *user, const char *path, const char *servers) {
     cli *c = user;
     char line[16] = "";
 
-    if (c->tells_trust) return false;  // the command itself speaks of it
+    // The command itself speaks of it, or there is no file yet to ask about.
+    if (c->tells_trust || !*servers) return false;
     if (!isatty(STDIN_FILENO) || !c->err_tty) {
         fprintf(stderr, "mcp: %s is not trusted and was left out; "
                         "`mcp trust` accepts it\n", path);
