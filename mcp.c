@@ -56,6 +56,8 @@
 //  - A failure is recorded where it is found, by fail(); callers pass it up.
 //  - State changes go up by waking the owner, never by a call.
 //  - Each file-scope object is const. State lives in a handle.
+//  - "fr.12" in a comment is a fault that users of other clients reported; the
+//    test of that name shows it.
 
 //=============================================================================
 // MARK: - 1 Setup
