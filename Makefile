@@ -7,6 +7,8 @@
 # make switches        every MCP_NO_ switch alone, and all of them
 # make fuzz            every parser for some seconds (clang; SECONDS=5)
 # make interop         real servers from npm
+# make conformance     the official conformance suite, both versions
+# make oauth           sign-in, from the first login to the logout
 # make rank SETS=dir   search quality on the sets of that directory
 # make install PREFIX=/usr/local      make clean
 #
@@ -37,7 +39,7 @@ LIB = $${B:+-L"$$B/build" -L"$$B/lib"} -lbearssl
 EXAMPLES = build/hello build/call build/events build/custom_io
 
 all: build/mcp build/libmcp.a build/libmcp.so $(EXAMPLES) build/demo_server \
-     build/rank
+     build/rank build/conformance
 
 build/mcp.o: mcp.c mcp.h
 	@mkdir -p build
@@ -71,6 +73,9 @@ build/rank: examples/rank.c mcp.c mcp.h
 	@mkdir -p build
 	$(VARS); $(CC) $(CFLAGS) $(WARN) $(PART) $(INC) $(LDFLAGS) -o $@ \
 	    examples/rank.c $(LIB)
+build/conformance: examples/conformance.c build/libmcp.a
+	$(VARS); $(CC) $(CFLAGS) $(WARN) $(POSIX) $(INC) $(LDFLAGS) -o $@ \
+	    examples/conformance.c build/libmcp.a $(LIB)
 build/mcp_test: mcp_test.c mcp.c mcp.h
 	@mkdir -p build
 	$(VARS); $(CC) $(CFLAGS) $(WARN) $(PART) $(INC) $(LDFLAGS) -o $@ \
@@ -101,6 +106,12 @@ fuzz: setup
 interop: setup
 	@$(MAKE) all
 	@bash .ci/interop
+conformance: setup
+	@$(MAKE) all
+	@bash .ci/conformance
+oauth: setup
+	@$(MAKE) all
+	@bash .ci/oauth
 rank: build/rank
 	@bash .ci/rank '$(SETS)'
 
@@ -119,5 +130,5 @@ install: all
 clean:
 	rm -rf build
 
-.PHONY: all setup demo test sanitize check switches fuzz interop rank install \
-        clean
+.PHONY: all setup demo test sanitize check switches fuzz interop conformance \
+        oauth rank install clean

@@ -10,17 +10,35 @@
 //    5 Platform         one table of promises an operating system keeps
 //    6 Loop             jobs, watches, timers, events, cancel; the handle
 //    7 JSON             strict pass, tokens, cursor, writer, fingerprint
+//    7b Questions       what the host is asked
+//    7c Forms           what a person fills in
 //    8 HTTP messages    URL, request, answer, chunked: no I/O
 //    9 SSE              event streams: no I/O
 //   10 Certificates     DER, trust anchors, what a certificate says
 //   10b TLS             BearSSL over an io, names, sessions
 //   11 Names            resolver
-//   12 HTTP client      connections, keep-alive, redirects, deadlines
+//   12 Routes           public addresses, proxies and who needs none
+//   12b Connections     origins, happy eyeballs, tunnels, keep-alive
+//   12c HTTP client     exchanges, redirects, deadlines
 //   13 Processes        children, groups, shutdown, helpers
-//   14 Config           files, fields, trust
-//   14b Resolving       variables, secret commands, identity
-//   14c Edits           atomic changes of the files
+//   14 Config           what a definition may say
+//   14b Files           loading, trust, the cache's files
+//   14c Resolving       variables, secret commands, identity
+//   14d Edits           atomic changes of the files
+//   15 Credentials      records: clients and tokens by issuer
+//   15b Stores          host, memory, files, keyrings
+//   15c Vaults          one account, its lock and its mark
+//   16 OAuth            challenges, metadata, URLs and answers: no I/O
+//   16b Keys            ES256, signed statements, DPoP proofs
+//   16c Callback        the listener for a browser's answer, the browser
+//   16d Discovery       who lets us in: metadata over the network
+//   16e Tokens          one request to a token endpoint
+//   16f Credentials in use  one connection's tokens: store, refresh
+//   16g Ways to a token  a person, a grant without one; and a logout
+//   16h Being let in    what a transport asks before and after
 //   17 RPC              servers, ids, pending requests
+//   17b Inputs          what servers want of the host
+//   17c Messages        answers, notifications, requests
 //   18 Transports       messages in and out, stdio and the caller's stream
 //   18b Streamable HTTP  requests as exchanges, sessions, streams
 //   18c Wires           one face for all of them
@@ -32,8 +50,10 @@
 //   21 Index            segments: which words stand where
 //   21b Search          queries, ranking, nearest names
 //   22 Session          operations, discovery, snapshots
-//   22b Calls           calls, reads, completions
-//   22c Activation      what a model may call
+//   22b Rounds          what a server asks before it answers a call
+//   22c Calls           calls, reads, completions
+//   22d Signing in      login, logout
+//   22e Activation      what a model may call
 //   23 Results          content to text and blocks, bounds, spill files
 //   23b Model           mcp_tools, definitions, instructions
 //   24 Command words    quotes, options, usage
@@ -151,6 +171,9 @@
 // small against a machine; what is large is mostly an image in base64.
 enum {
     LIMIT_MESSAGE = 64 << 20,      // one JSON-RPC message (an option)
+    LIMIT_BATCH = 1000,            // messages in one array (2025-03-26)
+    LIMIT_REPLIES = 256 << 10,     // our answers to one of the server's
+    LIMIT_REOPENS = 5,             // of a stream in a row, without an event
     LIMIT_JSON_DEPTH = 100,
     LIMIT_JSON_TOKENS = 4 << 20,
     LIMIT_DETAIL = 4096,           // the detail of a diagnostic
@@ -169,6 +192,14 @@ enum {
     LIMIT_CLIENT_ID = 4096,        // characters
     LIMIT_SCOPES = 100,
     LIMIT_SCOPE = 256,
+    LIMIT_TOKEN = 16 << 10,        // a token, a client secret
+    LIMIT_GRANTS = 8,              // issuers of one account
+    LIMIT_RECORD = 64 << 10,       // an account's credentials, as text
+    LIMIT_CALLBACK = 16384,        // the URL a browser brings back
+    LIMIT_CALLBACK_CONNS = 8,      // to the listener for it, at a time
+    LIMIT_OAUTH = 256 << 10,       // an answer about signing in
+    LIMIT_FORM = 512 << 10,        // what is sent to get a token
+    LIMIT_SIGN_INS = 3,            // of one request, when it needs more scopes
     // HTTP: head and framing are held whole, so these are small; a body has
     // its own limit from whoever asks.
     LIMIT_URL = 8192,
@@ -193,6 +224,7 @@ enum {
     LIMIT_TOOL_NAME = 512,
     LIMIT_DESCRIPTION = 8000,
     LIMIT_SCHEMA = 64 << 10,
+    LIMIT_MIRRORS = 100,           // arguments of a tool that are headers too
     LIMIT_URI = 4096,
     LIMIT_MIME = 256,
     LIMIT_CATALOG_ITEMS = 10000,
@@ -221,7 +253,13 @@ enum {
     LIMIT_EVENT = 1 << 20,         // the text of an event
     LIMIT_EVENTS = 2000,           // waiting to be delivered
     LIMIT_OPS = 1000,              // submitted and not yet taken
-    LIMIT_IN_FLIGHT = 4            // servers discovered at once
+    LIMIT_IN_FLIGHT = 4,           // servers discovered at once
+    // What servers ask.
+    LIMIT_QUESTIONS = 16,          // open ones of a server, or of a call
+    LIMIT_FIELDS = 100,            // of a form
+    LIMIT_CHOICES = 1000,          // of a field
+    LIMIT_ROUNDS = 10,             // a call is sent again with answers
+    LIMIT_STATE = 1 << 20          // requestState
 };
 
 // Milliseconds. Every wait ends by one of these or by an option that replaces
@@ -235,10 +273,22 @@ enum {
     TIME_OPTION_LEAST = 100,  // a server's timeoutMs
     TIME_OPTION_MOST = 600000,
     TIME_SECRETS = 10000,     // all secret commands of a server
+    TIME_KEYRING = 10000,     // a program that reaches a keyring
+    TIME_OAUTH = 15000,       // one exchange about signing in
+    TIME_LOGIN = 120000,      // a sign-in in all
+    TIME_TOKEN_LOCK = 40000,  // another process refreshes the same token
+    TIME_REVOKE = 5000,       // tokens, after a logout
+    TIME_STORE_TOKEN = 5000,  // mcp_close() waits for one that is on its way
+    TIME_AUTH_AGAIN = 5000,   // a refresh that nobody asked for failed
+    TIME_AUTH_TOLD = 1000,    // a failure is news for those who waited for it
     TIME_PROBE_SILENT = 10000,  // era probe on stdio: nothing came
     TIME_PROBE_TALK = 5000,   // the same after the first byte
     TIME_PROBE_IO = 5000,     // era probe on the caller's stream
     TIME_STREAM_HEAD = 250,   // the first call waits for the GET stream's head
+    TIME_AGAIN = 1000,        // until a stream is asked for again, at first,
+    TIME_AGAIN_MOST = 30000,  // and at last
+    TIME_AGAIN_LEAST = 100,   // where the server wants no pause
+    TIME_RETRY_MOST = 3600000,  // that a server can make us wait
     TIME_STOP_STEP = 1000,    // stdin closed, TERM, KILL: each step
     TIME_EXIT_LOOK = 250,     // look whether a silent child has ended
     TIME_NEXT_ADDRESS = 250,  // happy eyeballs (RFC 8305)
@@ -247,16 +297,26 @@ enum {
     TIME_DNS_OTHER = 300,     // A is there, AAAA is not (or the other way)
     TIME_LOOKUP = 10000,      // a name in all
     TIME_REAP = 100,          // a look-up's program, killed, is gone
+    TIME_CALLBACK = 5000,     // a connection to the callback listener
+    TIME_CALLBACK_FULL = 250,  // the same, if others wait for a place
+    TIME_CALLBACK_DRAIN = 1000,  // its page is out, it does not close
+    TIME_CALLBACK_AGAIN = 100,  // a connection could not be taken
+    TIME_BROWSER = 5000,      // a browser says that it cannot be started
+    TIME_BROWSER_LOOK = 50,
     TIME_SAFE_REUSE = 4000,   // a kept connection for what is not repeatable
     TIME_IDLE_CONN = 60000,   // a kept connection at all
     TIME_TLS_SESSION = 3600000,  // a session is offered for resumption
     TIME_TOMBSTONE = 60000,   // an abandoned id is remembered
     TIME_RESOURCE_LISTS = 300000,
     TIME_KEPT = 3600000,      // an unchanged catalog on disk is left alone
+    TIME_PAGE = 120000,       // a page that a person opened is done with
     TIME_POLLED = 1,          // try the caller's stream again
     TIME_HOT_TURN = 20        // all descriptors at least this often
 };
 
+#define TOKEN_SKEW_S 30       // a token is renewed before it ends, seconds
+#define CALLBACK_PORT 19847   // where a browser brings the answer
+#define ASSERTION_LIFE_S 300  // a signed statement of who we are
 #define DAY_S 86400           // a catalog or era verdict on disk, seconds
 #define NEVER INT64_MAX
 // A tool of the lower sections that some builds, by their switches, leave idle.
@@ -704,6 +764,13 @@ static str utf8_cut(str s, size_t max) {
     while (at && max - at < 3 && (s.ptr[at] & 0xC0) == 0x80) at--;
     if (utf8_len(s.ptr + at, s.len - at) > max - at) return str_head(s, at);
     return str_head(s, max);
+}
+
+// Characters, not bytes; UINT32_MAX stands for more than anyone allows.
+static uint32_t str_chars(str s) {
+    uint32_t n = 0;
+    for (size_t at = 0; at < s.len && n < UINT32_MAX; n++) utf8_next(s, &at);
+    return n;
 }
 
 // ECMA-48 5.4: "CSI" was read; parameters, intermediates and a final byte
@@ -1404,17 +1471,18 @@ static const struct {
          "the variable it needs; then load it again or repeat the command."},
     [MCP_AUTHENTICATION_REQUIRED] =
         {"The server wants credentials, or does not accept those it got.",
-         "Check the Authorization header in the server's entry, or give it "
-         "one: {prefix}add --scope global --replace --header 'Authorization: "
-         "Bearer TOKEN' {server} URL (the whole entry is written anew)."},
+         "Sign in with {prefix}login {server}. If its entry has an "
+         "Authorization header, check that instead: it goes before a "
+         "sign-in."},
     [MCP_PERMISSION_DENIED] =
         {"The server does not allow this.",
-         "See what the account, the granted scopes and the rules of the "
-         "service permit."},
+         "See what the account and the rules of the service permit. If a "
+         "scope is missing, {prefix}login {server} asks for it."},
     [MCP_CREDENTIAL_STORE_UNAVAILABLE] =
         {"The system's store for credentials cannot be used.",
-         "Unlock or start the keyring. On Linux it needs a session with a "
-         "Secret Service; credentials are not kept in plain files instead."},
+         "Unlock or start the keyring; on Linux that is a Secret Service in "
+         "this session. Only if you say so, with MCP_CREDENTIALS=file in the "
+         "environment, are credentials kept in private files instead."},
     [MCP_SECRET_LOOKUP_FAILED] =
         {"A command that prints a secret did not deliver one.",
          "Run the command by hand: it must be signed in, end with status 0 "
@@ -1483,15 +1551,17 @@ static const struct {
          "Search again when the server has come to rest."},
     [MCP_OAUTH_FAILED] =
         {"The sign-in was not completed.",
-         "Check that the server supports OAuth and the client id of its entry, "
-         "or give the entry an Authorization header."},
+         "Check the oauth fields of its entry, then {prefix}login {server}. "
+         "With --no-browser the page can be opened on any machine. A server "
+         "without OAuth needs an Authorization header in its entry."},
     [MCP_OAUTH_ISSUER_CHANGED] =
         {"Another authorization server than before is responsible.",
-         "Make sure that this is right before the server is given credentials "
-         "again."},
+         "Make sure that this is right. If it is, {prefix}logout {server} and "
+         "then {prefix}login {server} trust the new one."},
     [MCP_CALLBACK_UNAVAILABLE] =
         {"The port for the answer of the browser is not free.",
-         "Free it, or set another oauthCallbackPort in the server's entry."},
+         "Free it, set another oauthCallbackPort in the server's entry, or do "
+         "without it: {prefix}login {server} --no-browser."},
     [MCP_BUSY] =
         {"Other work that this has to wait for is under way.",
          "Wait until it is done and ask again."},
@@ -2181,6 +2251,7 @@ typedef struct listener {
 typedef struct event {  // queued for the host
     struct event *next;
     mcp_event tell;
+    bool (*holds)(mcp *m, mcp_event *tell);  // asked last of all; may be NULL
     buf text;
     char server[LIMIT_NAME + 1];
 } event;
@@ -2228,6 +2299,12 @@ struct mcp {
     struct catalogs *catalogs;   // 20: directories, era verdicts
     struct session *session;     // 22: active tools
     struct op *ops;              // 22: calls under way
+    struct question *questions;  // 7b: waiting for mcp_answer()
+    struct callback *callbacks;  // 16c: listeners, or pages on their way
+    struct opener *browsers;    // 16c: until they have ended
+    struct vaults *vaults;       // 15: open accounts, kept credentials
+    struct auth *auths;          // 16e: sign-ins and refreshes under way
+    uint64_t last_question;
     uint64_t last_id;            // 17: JSON-RPC ids, never reused
     diag failed;                 // 25: the last failure
     mcp_error error;             //     and what mcp_last_error() shows of it
@@ -2553,6 +2630,21 @@ static void event_progress(mcp *m, const char *server, str text, uint64_t id,
     e->tell.total = total;
 }
 
+// One that is still in the queue, by its type and id. What loop_deliver() has
+// taken out already it has to look at itself: see event.holds.
+static void event_withdraw(mcp *m, mcp_event_type type, uint64_t id) {
+    loop *l = &m->loop;
+
+    for (event **at = &l->events, *e; (e = *at); at = &e->next) {
+        if (e->tell.type != type || e->tell.id != id) continue;
+        *at = e->next;
+        if (!e->next) l->events_tail = at;
+        l->events_n--;
+        event_free(m, e);
+        return;
+    }
+}
+
 // If even this is lost for want of memory, mcp_take() still tells.
 static void event_done(mcp *m, uint64_t id, mcp_code code) {
     event *e = event_new(m, MCP_EV_DONE, "", S(""));
@@ -2581,7 +2673,8 @@ static void loop_deliver(mcp *m) {
     l->in_callback = true;
     for (; e; e = next) {
         next = e->next;
-        if (m->opt.on_event) m->opt.on_event(m->opt.user, &e->tell);
+        if (m->opt.on_event && (!e->holds || e->holds(m, &e->tell)))
+            m->opt.on_event(m->opt.user, &e->tell);
         event_free(m, e);
     }
     l->in_callback = false;
@@ -4213,6 +4306,502 @@ static bool fingerprint(mem *m, hex64 out, mcp_json v) {
 }
 
 //=============================================================================
+// MARK: - 7b Questions
+//
+// What the host is asked, whoever needs to know: a server that wants input
+// from the person, a sign-in that wants a URL back. A question belongs to its
+// asker, who frees it when it has the answer or needs none any more; it is
+// open until then. Between the two the host may answer at any time, from
+// inside its callback too, so an answer only wakes the asker.
+//
+// The host is told when events are delivered. A question that is withdrawn
+// before is never heard of; one that is withdrawn later has no id any more.
+// Its event is never left out, however many others wait.
+//=============================================================================
+
+typedef struct question {
+    struct question *next;  // in m->questions, until it is freed
+    uint64_t id;            // what mcp_answer() is given
+    mcp_ask kind;
+    char server[LIMIT_NAME + 1];
+    uint64_t call;          // the op that waits for it, or 0
+    mcp_doc *doc;
+    mcp_json params;        // what the host is shown
+    mcp_doc *answer;        // NULL: declined
+    bool answered;
+    bool told;              // the event was delivered
+    bool completed;         // a page of the server's: it is done with
+    int64_t asked;          // loop time, so that a deadline can be moved
+    // What does not fit is the host's to mend; may be NULL.
+    bool (*fits)(const struct question *q, mcp_json answer, diag *d);
+    job *owner;             // woken when it is answered
+} question;
+
+// Does the host answer such? Without a callback it cannot hear of one.
+static bool questions_taken(const mcp *m, mcp_ask kind) {
+    return m->opt.on_event && (m->opt.asks & (unsigned)kind) != 0;
+}
+
+// The open questions of a handle are few: each server and each call may have
+// some, and most have none.
+static question *question_find(const mcp *m, uint64_t id) {
+    question *q = m->questions;
+    while (q && q->id != id) q = q->next;
+    return q;
+}
+
+// The last look before the host hears of it. The cursor is put in only here,
+// as the question may have gone since it was asked.
+static bool question_tell(mcp *m, mcp_event *tell) {
+    question *q = question_find(m, tell->id);
+
+    if (!q || q->answered) return false;
+    q->told = true;
+    tell->request = q->params;
+    return true;
+}
+
+// Also one that is still open: it is then withdrawn. NULL is fine.
+static void question_free(mcp *m, question *q) {
+    question **at = &m->questions;
+
+    if (!q) return;
+    while (*at && *at != q) at = &(*at)->next;
+    if (*at) *at = q->next;
+    if (!q->told) event_withdraw(m, MCP_EV_ASK, q->id);
+    json_free(q->doc);
+    json_free(q->answer);
+    mem_free(&m->mem, q, sizeof *q);
+}
+
+// Queue the event of it. Its line for people is what the asker says, if it
+// says something.
+static bool question_announce(mcp *m, const question *q) {
+    event *e = event_new(m, MCP_EV_ASK, q->server,
+                         mcp_view(json_opt(q->params, S("message"))));
+
+    if (!e) return false;
+    e->tell.id = q->id;
+    e->tell.ask = q->kind;
+    e->tell.call = q->call;
+    e->holds = question_tell;
+    return true;
+}
+
+// params is JSON object text, copied; the caller knows that it is one. NULL: no
+// memory, or nobody listens (see questions_taken()).
+static question *question_ask(mcp *m, mcp_ask kind, const char *server,
+                              uint64_t call, str params, job *owner) {
+    question *q = mem_new(&m->mem, sizeof *q);
+
+    if (!q) return NULL;
+    q->id = ++m->last_question;
+    q->kind = kind;
+    snprintf(q->server, sizeof q->server, "%s", server ? server : "");
+    q->call = call;
+    q->owner = owner;
+    q->asked = m->loop.now;
+    q->next = m->questions;
+    m->questions = q;
+    if (!params.len) params = S("{}");
+    if (!json_parse(&m->mem, params, &q->doc, NULL, NULL)) {
+        q->params = json_root(q->doc);
+        if (question_announce(m, q)) return q;
+    }
+    question_free(m, q);
+    return NULL;
+}
+
+// mcp_answer(). json.ptr NULL: declined. What cannot be taken leaves the
+// question open, so that the host can answer again.
+static mcp_code question_answer(mcp *m, uint64_t id, str json, diag *d) {
+    question *q = question_find(m, id);
+    mcp_doc *doc = NULL;
+    const char *why = NULL;
+    mcp_code rc;
+
+    if (!q) return fail(d, MCP_MISUSE, "no question of this id is open");
+    if (q->answered)
+        return fail(d, MCP_MISUSE, "this question was answered already");
+    if (json.ptr) {
+        rc = json_parse(&m->mem, json, &doc, NULL, &why);
+        if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+        if (rc) return fail(d, MCP_MISUSE, "the answer is not JSON: %s", why);
+        rc = MCP_MISUSE;
+        if (mcp_typeof(json_root(doc)) != MCP_OBJECT)
+            fail(d, rc, "the answer is not a JSON object");
+        else if (!q->fits || q->fits(q, json_root(doc), d))
+            rc = MCP_OK;
+        if (rc) {
+            json_free(doc);
+            return d->code ? d->code : fail(d, rc, "the answer does not fit");
+        }
+    }
+    q->answer = doc;
+    q->answered = true;
+    job_wake(m, q->owner);
+    return MCP_OK;
+}
+
+// Those whose askers are gone without a word; there should be none.
+static void questions_free(mcp *m) {
+    while (m->questions) question_free(m, m->questions);
+}
+
+//=============================================================================
+// MARK: - 7c Forms
+//
+// A form is what elicitation/create wants filled in: a flat JSON schema of
+// text, numbers, yes or no, and choices. Only what a form can have is looked
+// at here; it is no JSON Schema validator, and nothing is ever fetched.
+//
+// What may surprise: a field that is left out, or null, has its default if that
+// fits, so a required field with a default need not be given. Some kits write
+// an optional field as anyOf with null; that is one field here. Values are
+// passed on byte for byte.
+//=============================================================================
+
+// The closed set of values of a field: a list of values, or of objects with a
+// "const" each. Missing if it has none.
+static mcp_json form_options(mcp_json f) {
+    static const char *const keys[] = {"enum", "oneOf", "anyOf"};
+    mcp_json none = {NULL, 0};
+
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        mcp_json list = json_opt(f, str_of(keys[i]));
+        bool all = mcp_typeof(list) == MCP_ARRAY;
+        mcp_json v = mcp_first(list);
+        for (; all && i && mcp_exists(v); v = mcp_next(v))
+            all = mcp_exists(json_get(v, S("const")));
+        if (all && mcp_length(list)) return list;
+    }
+    return none;
+}
+
+// Several types, of which a value may be any: anyOf or oneOf without constants.
+static mcp_json form_types(mcp_json f) {
+    mcp_json list = json_opt(f, S("anyOf"));
+    mcp_json none = {NULL, 0};
+
+    if (mcp_exists(json_opt(f, S("type")))) return none;
+    if (mcp_typeof(list) != MCP_ARRAY) list = json_opt(f, S("oneOf"));
+    return mcp_typeof(list) == MCP_ARRAY ? list : none;
+}
+
+// The type, if it is one word, or one beside "null".
+static str form_type(mcp_json f) {
+    mcp_json type = json_opt(f, S("type"));
+    str word = mcp_view(type);
+
+    if (mcp_typeof(type) != MCP_ARRAY) return word;
+    for (mcp_json v = mcp_first(type); mcp_exists(v); v = mcp_next(v)) {
+        if (str_is(mcp_view(v), "null")) continue;
+        if (word.len) return str_make(NULL, 0);
+        word = mcp_view(v);
+    }
+    return word;
+}
+
+// Text by what it says, however it is escaped; other values by their text.
+static bool form_same(mcp_json a, mcp_json b) {
+    if (mcp_typeof(a) != mcp_typeof(b)) return false;
+    if (mcp_typeof(a) == MCP_STRING) return str_eq(mcp_view(a), mcp_view(b));
+    return str_eq(mcp_raw(a), mcp_raw(b));
+}
+
+static bool form_listed(mcp_json list, mcp_json v) {
+    for (mcp_json o = mcp_first(list); mcp_exists(o); o = mcp_next(o)) {
+        mcp_json c = mcp_typeof(o) == MCP_OBJECT ? json_get(o, S("const")) : o;
+        if (form_same(c, v)) return true;
+    }
+    return false;
+}
+
+// So many digits, cut off.
+static bool form_digits(str *s, size_t n, uint64_t *out) {
+    bool ok = s->len >= n && str_to_u64(str_head(*s, n), UINT32_MAX, out);
+    if (ok) *s = str_skip(*s, n);
+    return ok;
+}
+
+static bool form_sign(str *s, char c) {
+    bool ok = s->len && to_lower(s->ptr[0]) == c;
+    if (ok) *s = str_skip(*s, 1);
+    return ok;
+}
+
+// full-date of RFC 3339 5.6, cut off.
+static bool form_date(str *s) {
+    static const uint8_t days[] = {31, 29, 31, 30, 31, 30,
+                                   31, 31, 30, 31, 30, 31};
+    uint64_t y, m, d;
+    bool leap;
+
+    if (!form_digits(s, 4, &y) || !form_sign(s, '-') ||
+        !form_digits(s, 2, &m) || !form_sign(s, '-') || !form_digits(s, 2, &d))
+        return false;
+    leap = y % 4 == 0 && (y % 100 || y % 400 == 0);
+    return m >= 1 && m <= 12 && d >= 1 && d <= days[m - 1] &&
+           (m != 2 || d < 29 || leap);
+}
+
+// partial-time and its offset. A second of 60 is a leap second.
+static bool form_time(str s) {
+    uint64_t h, m, sec = 0;
+
+    if (!form_digits(&s, 2, &h) || !form_sign(&s, ':') ||
+        !form_digits(&s, 2, &m) || !form_sign(&s, ':') ||
+        !form_digits(&s, 2, &sec) || h > 23 || m > 59 || sec > 60)
+        return false;
+    if (form_sign(&s, '.')) {
+        if (!s.len || !is_digit(s.ptr[0])) return false;
+        while (s.len && is_digit(s.ptr[0])) s = str_skip(s, 1);
+    }
+    if (form_sign(&s, 'z')) return s.len == 0;
+    if (!form_sign(&s, '+') && !form_sign(&s, '-')) return false;
+    return form_digits(&s, 2, &h) && form_sign(&s, ':') &&
+           form_digits(&s, 2, &m) && !s.len && h < 24 && m < 60;
+}
+
+static bool form_printable(str s) {  // no blanks, no control characters
+    for (size_t i = 0; i < s.len; i++)
+        if ((uint8_t)s.ptr[i] <= ' ' || s.ptr[i] == 0x7f) return false;
+    return s.len > 0;
+}
+
+// Only what is surely wrong is refused: whether mail arrives there nobody can
+// tell from an address.
+static bool form_is_email(str s) {
+    str local, host, more, none;
+
+    return form_printable(s) && str_cut(s, '@', &local, &host) && local.len &&
+           host.len && !str_cut(host, '@', &more, &none) &&
+           host.ptr[0] != '.' && host.ptr[host.len - 1] != '.';
+}
+
+// RFC 3986 3.1: a scheme and something behind it.
+static bool form_is_uri(str s) {
+    str scheme, rest;
+
+    if (!form_printable(s) || !str_cut(s, ':', &scheme, &rest)) return false;
+    for (size_t i = 0; i < scheme.len; i++)
+        if (!is_alnum(scheme.ptr[i]) && !strchr("+-.", scheme.ptr[i]))
+            return false;
+    return scheme.len && is_alpha(scheme.ptr[0]) && rest.len;
+}
+
+static bool form_is_date(str s) {
+    return form_date(&s) && s.len == 0;
+}
+
+static bool form_is_date_time(str s) {
+    return form_date(&s) && form_sign(&s, 't') && form_time(s);
+}
+
+// What is wrong with a text, or NULL. Lengths are in characters; a format that
+// is not one of the four is passed over, as JSON Schema wants it.
+static const char *form_text_wrong(mcp_json f, mcp_json v) {
+    static const struct {
+        const char *format;
+        bool (*is)(str s);
+        const char *wrong;
+    } formats[] = {
+        {"email", form_is_email, "is not an e-mail address"},
+        {"uri", form_is_uri, "is not a URI"},
+        {"date", form_is_date, "is not a date (YYYY-MM-DD)"},
+        {"date-time", form_is_date_time,
+         "is not a date and time (YYYY-MM-DDTHH:MM:SSZ)"}};
+    str s = mcp_view(v), format = mcp_view(json_opt(f, S("format")));
+    double n;
+
+    if (mcp_typeof(v) != MCP_STRING) return "is not text";
+    n = str_chars(s);
+    if (n < mcp_number(json_opt(f, S("minLength")), 0)) return "is too short";
+    if (n > mcp_number(json_opt(f, S("maxLength")), n)) return "is too long";
+    for (size_t i = 0; i < COUNT(formats); i++)
+        if (str_is(format, formats[i].format) && !formats[i].is(s))
+            return formats[i].wrong;
+    return NULL;
+}
+
+// 3.0 is a whole number to JSON Schema, and so is what is too large for a
+// double to have a fraction.
+static bool form_whole(double n) {
+    if (n > 9e15 || n < -9e15) return true;
+    return (double)(int64_t)n == n;
+}
+
+static const char *form_number_wrong(mcp_json f, mcp_json v, bool whole) {
+    double n = mcp_number(v, 0);
+
+    if (mcp_typeof(v) != MCP_NUMBER) return "is not a number";
+    if (whole && !form_whole(n)) return "is not a whole number";
+    if (n < mcp_number(json_opt(f, S("minimum")), n) ||
+        n <= mcp_number(json_opt(f, S("exclusiveMinimum")), n - 1))
+        return "is too small";
+    if (n > mcp_number(json_opt(f, S("maximum")), n) ||
+        n >= mcp_number(json_opt(f, S("exclusiveMaximum")), n + 1))
+        return "is too large";
+    return NULL;
+}
+
+// Several of the choices; without choices, texts as one likes.
+static const char *form_list_wrong(mcp_json f, mcp_json v) {
+    mcp_json items = json_opt(f, S("items"));
+    mcp_json list = form_options(items);
+    double n = (double)mcp_length(v);
+
+    if (mcp_typeof(v) != MCP_ARRAY) return "is not a list";
+    if (n < mcp_number(json_opt(f, S("minItems")), 0))
+        return "has too few entries";
+    if (n > mcp_number(json_opt(f, S("maxItems")), n))
+        return "has too many entries";
+    for (mcp_json e = mcp_first(v); mcp_exists(e); e = mcp_next(e)) {
+        if (mcp_typeof(e) != MCP_STRING)
+            return "has an entry that is not text";
+        if (mcp_exists(list) ? !form_listed(list, e)
+                             : form_text_wrong(items, e) != NULL)
+            return "has an entry that is none of its choices";
+    }
+    return NULL;
+}
+
+// What is wrong with a value of a plain field, or NULL.
+static const char *form_plain_wrong(mcp_json f, mcp_json v) {
+    mcp_json list = form_options(f), only = json_get(f, S("const"));
+    str type = form_type(f);
+
+    if (str_is(type, "array")) return form_list_wrong(f, v);
+    if (mcp_exists(only))  // a choice of one
+        return form_same(only, v) ? NULL : "is none of its choices";
+    if (mcp_exists(list))
+        return form_listed(list, v) ? NULL : "is none of its choices";
+    if (str_is(type, "string")) return form_text_wrong(f, v);
+    if (str_is(type, "boolean"))
+        return mcp_typeof(v) == MCP_BOOL ? NULL : "is not true or false";
+    return form_number_wrong(f, v, str_is(type, "integer"));
+}
+
+static const char *form_wrong(mcp_json f, mcp_json v) {
+    mcp_json types = form_types(f);
+    const char *first = NULL;
+
+    if (mcp_exists(form_options(f)) || !mcp_exists(types))
+        return form_plain_wrong(f, v);
+    for (mcp_json t = mcp_first(types); mcp_exists(t); t = mcp_next(t)) {
+        const char *wrong;
+        if (str_is(form_type(t), "null")) continue;
+        wrong = form_plain_wrong(t, v);
+        if (!wrong) return NULL;
+        if (!first) first = wrong;
+    }
+    return first;
+}
+
+// Is this something a form can have?
+static bool form_plain_ok(mcp_json f) {
+    static const char *const types[] = {"string", "number", "integer",
+                                        "boolean"};
+    mcp_json items = json_opt(f, S("items")), list = form_options(f);
+    str type = form_type(f);
+
+    if (mcp_typeof(f) != MCP_OBJECT) return false;
+    if (str_is(type, "array")) {
+        list = form_options(items);
+        return mcp_length(list) <= LIMIT_CHOICES &&
+               (mcp_exists(list) || str_is(form_type(items), "string"));
+    }
+    if (mcp_exists(list) && !type.len) return mcp_length(list) <= LIMIT_CHOICES;
+    for (size_t i = 0; i < COUNT(types); i++)
+        if (str_is(type, types[i])) return mcp_length(list) <= LIMIT_CHOICES;
+    return false;
+}
+
+static bool form_field_ok(mcp_json f) {
+    mcp_json types = form_types(f);
+    uint32_t n = 0;
+
+    if (mcp_exists(form_options(f)) || !mcp_exists(types))
+        return form_plain_ok(f);
+    for (mcp_json t = mcp_first(types); mcp_exists(t); t = mcp_next(t)) {
+        if (str_is(form_type(t), "null")) continue;
+        if (!form_plain_ok(t) || ++n > LIMIT_CHOICES) return false;
+    }
+    return n > 0;
+}
+
+// Why nobody can be asked to fill this in, or NULL.
+static const char *form_refusal(mcp_json schema) {
+    mcp_json fields = json_opt(schema, S("properties"));
+    mcp_json required = json_opt(schema, S("required"));
+
+    if (mcp_typeof(schema) != MCP_OBJECT ||
+        (mcp_exists(json_opt(schema, S("type"))) &&
+         !str_is(form_type(schema), "object")) ||
+        (mcp_exists(fields) && mcp_typeof(fields) != MCP_OBJECT))
+        return "requestedSchema is not the schema of an object";
+    if (mcp_length(fields) > LIMIT_FIELDS || mcp_raw(schema).len > LIMIT_SCHEMA)
+        return "requestedSchema is too large";
+    for (mcp_json f = mcp_first(fields); mcp_exists(f); f = mcp_next(f))
+        if (!form_field_ok(f))
+            return "requestedSchema has a field that no form can have";
+    for (mcp_json r = mcp_first(required); mcp_exists(r); r = mcp_next(r))
+        if (!mcp_exists(json_get(fields, mcp_view(r))))
+            return "requestedSchema requires a field that it does not have";
+    return NULL;
+}
+
+// The value of a field: what was given, else its default if that fits itself.
+static mcp_json form_value(mcp_json f, mcp_json content, str name) {
+    mcp_json v = json_opt(content, name);
+    mcp_json none = {NULL, 0};
+
+    if (mcp_exists(v)) return v;
+    v = json_opt(f, S("default"));
+    return mcp_exists(v) && !form_wrong(f, v) ? v : none;
+}
+
+// False: d names the field, and says what is wrong with it.
+static bool form_fits(mcp_json schema, mcp_json content, diag *d) {
+    mcp_json fields = json_opt(schema, S("properties"));
+    mcp_json required = json_opt(schema, S("required"));
+
+    for (mcp_json v = mcp_first(content); mcp_exists(v); v = mcp_next(v)) {
+        str name = json_key(v);
+        mcp_json f = json_get(fields, name);
+        const char *wrong = "is no field of this form";
+        if (mcp_exists(f)) wrong = json_is_null(v) ? NULL : form_wrong(f, v);
+        if (!wrong) continue;
+        fail(d, MCP_MISUSE, "\"%.*s\" %s", MCP_ARG(name), wrong);
+        return false;
+    }
+    for (mcp_json r = mcp_first(required); mcp_exists(r); r = mcp_next(r)) {
+        str name = mcp_view(r);
+        if (mcp_exists(form_value(json_get(fields, name), content, name)))
+            continue;
+        fail(d, MCP_MISUSE, "\"%.*s\" is required", MCP_ARG(name));
+        return false;
+    }
+    return true;
+}
+
+// What is sent of a content that fits: its fields, each once, in the order of
+// the form.
+static void form_write(mcp_writer *w, mcp_json schema, mcp_json content) {
+    mcp_json fields = json_opt(schema, S("properties"));
+
+    mcp_w_object(w);
+    for (mcp_json f = mcp_first(fields); mcp_exists(f); f = mcp_next(f)) {
+        str name = json_key(f);
+        mcp_json v = form_value(f, content, name);
+        if (!mcp_exists(v) || json_get(fields, name).node != f.node) continue;
+        w_key(w, name);
+        w_raw(w, mcp_raw(v));
+    }
+    mcp_w_end(w);
+}
+
+//=============================================================================
 // MARK: - 8 HTTP messages
 //
 // What HTTP/1.1 says, byte by byte, and no I/O: URLs (RFC 3986), the lines of
@@ -4738,6 +5327,7 @@ typedef struct head_parser {
     buf line;         // the begin of a line whose end is not here yet
     size_t taken;     // bytes of all heads, interim ones included
     bool old;         // HTTP/1.0
+    bool tunnel;      // of an answer to CONNECT: no body is of interest
     const char *why;  // HEAD_BAD: what was wrong; NULL: memory
 } head_parser;
 
@@ -4882,7 +5472,13 @@ static mcp_code head_end(head_parser *p) {
         p->state = HEAD_STATUS;
         return MCP_OK;
     }
-    // Whatever their headers say (and we never send HEAD or CONNECT).
+    // RFC 9110 9.3.6: what follows a good one is the tunnel, whatever its
+    // headers say.
+    if (p->tunnel) {
+        p->state = HEAD_DONE;
+        return MCP_OK;
+    }
+    // Whatever their headers say (and we never send HEAD).
     if (h->status == 204 || h->status == 304) {
         h->has_length = true;
     } else {
@@ -7552,33 +8148,496 @@ static mcp_code lookup_take(lookup *l, os_addr *out, int cap, int *n,
 
 #endif  // USE_HTTP
 //=============================================================================
-// MARK: - 12 HTTP client
+// MARK: - 12 Routes
+//
+// Which way may a request take: to which addresses, and directly or through a
+// proxy? Nothing here does I/O; the next section asks.
+//
+// Proxies are found as other programs find them, in HTTPS_PROXY, HTTP_PROXY,
+// ALL_PROXY and NO_PROXY, in either case. With TLS a proxy is asked for a way
+// through (CONNECT) and sees nothing of what passes; without, it gets the
+// whole request and answers in the origin's place.
+//
+// Addresses. A server names further places to us (metadata, endpoints), and a
+// hostile one would name a machine behind our firewall. So an exchange may be
+// bound to public addresses. They are judged where we connect, not where the
+// name was looked up: a name that changes its mind in between gains nothing.
+// Behind a proxy names are looked up by the proxy, which has to judge them.
+//=============================================================================
+
+#if USE_HTTP
+
+// The first `bits` of an address.
+typedef struct addr_block {
+    uint8_t ip[6];
+    uint8_t bits;
+} addr_block;
+
+// Do the first bits agree? What is left of a byte stands at its top.
+static bool addr_within(const uint8_t *ip, const uint8_t *block, int bits) {
+    int whole = bits / 8, rest = bits % 8;
+
+    if (memcmp(ip, block, (size_t)whole) != 0) return false;
+    return !rest || (ip[whole] ^ block[whole]) >> (8 - rest) == 0;
+}
+
+static bool addr_in_any(const uint8_t *ip, const addr_block *list, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (addr_within(ip, list[i].ip, list[i].bits)) return true;
+    return false;
+}
+
+// IANA's registry of special-purpose addresses (RFC 6890), less the few that
+// are routed everywhere.
+static bool addr_public4(const uint8_t ip[4]) {
+    static const addr_block special[] = {
+        {{0}, 8},             // this network
+        {{10}, 8},            // RFC 1918
+        {{100, 64}, 10},      // behind a carrier's NAT (RFC 6598)
+        {{127}, 8},           // this machine
+        {{169, 254}, 16},     // this link, and the metadata of clouds
+        {{172, 16}, 12},      // RFC 1918
+        {{192, 0, 0}, 24},    // RFC 6890
+        {{192, 0, 2}, 24},    // in documents (RFC 5737)
+        {{192, 88, 99}, 24},  // 6to4 relays, given up (RFC 7526)
+        {{192, 168}, 16},     // RFC 1918
+        {{198, 18}, 15},      // measurements (RFC 2544)
+        {{198, 51, 100}, 24}, // in documents
+        {{203, 0, 113}, 24},  // in documents
+        {{224}, 3},           // multicast, reserved, broadcast
+    };
+    return !addr_in_any(ip, special, COUNT(special));
+}
+
+// Of IPv6 only 2000::/3 is in use for the world (RFC 4291 2.4). An address that
+// carries one of IPv4 leads to that: the prefix of NAT64, which is all that an
+// IPv6 network may have, is judged by it; mapped and 6to4 addresses have no
+// business here.
+static bool addr_public6(const uint8_t ip[16]) {
+    static const addr_block world = {{0x20}, 3};
+    static const uint8_t nat64[12] = {0, 0x64, 0xFF, 0x9B};
+    static const addr_block special[] = {
+        {{0x20, 0x01, 0x00}, 23},        // protocols, Teredo (RFC 2928)
+        {{0x20, 0x01, 0x0D, 0xB8}, 32},  // in documents (RFC 3849)
+        {{0x20, 0x02}, 16},              // 6to4 (RFC 3056)
+        {{0x3F, 0xFF, 0x00}, 20},        // in documents (RFC 9637)
+    };
+    if (memcmp(ip, nat64, sizeof nat64) == 0) return addr_public4(ip + 12);
+    return addr_in_any(ip, &world, 1) &&
+           !addr_in_any(ip, special, COUNT(special));
+}
+
+// Does it lead to the world, and to no machine that only we can reach?
+static bool addr_public(const os_addr *a) {
+    return a->family == 4 ? addr_public4(a->ip) : addr_public6(a->ip);
+}
+
+// For messages; the one spelling of RFC 5952.
+static void addr_text(buf *out, const os_addr *a) {
+    uint16_t group[8];
+
+    if (a->family == 4) {
+        buf_fmt(out, "%u.%u.%u.%u", a->ip[0], a->ip[1], a->ip[2], a->ip[3]);
+        return;
+    }
+    for (int i = 0; i < 8; i++)
+        group[i] = (uint16_t)(a->ip[2 * i] << 8 | a->ip[2 * i + 1]);
+    url_ip6_text(out, group);
+}
+
+// An IPv4 address in the clothes of IPv6 (RFC 4291 2.5.5.2) leads to the same
+// place as without them.
+static void addr_plain(os_addr *a) {
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255};
+
+    if (a->family != 6 || memcmp(a->ip, mapped, sizeof mapped) != 0) return;
+    memmove(a->ip, a->ip + sizeof mapped, 4);
+    memset(a->ip + 4, 0, sizeof a->ip - 4);
+    a->family = 4;
+}
+
+// The address that a URL's host is, if it is one.
+static bool url_addr(const url *u, os_addr *out) {
+    if (!u->literal || !names_addr(u->host, out)) return false;
+    addr_plain(out);
+    return true;
+}
+
+// This machine, by name or by address; what a name leads to is not looked up.
+static bool url_loopback(const url *u) {
+    static const uint8_t one[16] = {[15] = 1};
+    os_addr a;
+
+    if (!url_addr(u, &a)) return !u->literal && names_is_localhost(u->host);
+    return a.family == 4 ? a.ip[0] == 127
+                         : memcmp(a.ip, one, sizeof one) == 0;
+}
+
+// A name covers itself and what stands below it; a leading dot or "*." adds
+// nothing and is often written. An address covers itself in every spelling.
+static bool route_is_host(str entry, const url *u) {
+    str host = u->host;
+    os_addr a, b;
+
+    if (str_is(entry, "*")) return true;
+    if (url_addr(u, &a)) {
+        if (!names_addr(entry, &b)) return false;
+        addr_plain(&b);
+        return a.family == b.family && memcmp(a.ip, b.ip, sizeof a.ip) == 0;
+    }
+    if (str_starts(entry, S("*."))) entry = str_skip(entry, 1);
+    if (str_starts(entry, S("."))) entry = str_skip(entry, 1);
+    if (str_ends(entry, S("."))) entry.len--;
+    if (str_ends(host, S("."))) host.len--;
+    if (!entry.len || entry.len > host.len) return false;
+    if (!str_eq_nocase(str_skip(host, host.len - entry.len), entry))
+        return false;
+    return host.len == entry.len ||
+           host.ptr[host.len - entry.len - 1] == '.';
+}
+
+// "10.0.0.0/8", "fd00::/8": of addresses in URLs only, as a name would have to
+// be looked up first.
+static bool route_in_block(str block, str bits, const url *u) {
+    os_addr a, b;
+    uint64_t n;
+
+    if (str_starts(block, S("[")) && str_ends(block, S("]")))
+        block = str_make(block.ptr + 1, block.len - 2);
+    if (!url_addr(u, &a) || !names_addr(block, &b)) return false;
+    if (a.family != b.family) return false;
+    if (!str_to_u64(bits, a.family == 4 ? 32 : 128, &n)) return false;
+    return addr_within(a.ip, b.ip, (int)n);
+}
+
+// host, host:port, address, [address]:port or block. What is none of these
+// covers nothing.
+static bool route_is_entry(str entry, const url *u) {
+    str host, tail;
+    uint64_t port;
+    os_addr a;
+
+    if (str_cut(entry, '/', &host, &tail))
+        return route_in_block(host, tail, u);
+    tail = str_make(NULL, 0);
+    host = entry;
+    if (str_starts(entry, S("["))) {
+        if (!str_cut(str_skip(entry, 1), ']', &host, &tail)) return false;
+    } else if (!names_addr(entry, &a)) {
+        size_t n = url_span(entry, ":");
+        host = str_head(entry, n);
+        tail = str_skip(entry, n);
+    }
+    if (tail.len && (*tail.ptr != ':' ||
+                     !str_to_u64(str_skip(tail, 1), 65535, &port) ||
+                     port != u->port))
+        return false;
+    return route_is_host(host, u);
+}
+
+// NO_PROXY: entries between commas and blanks.
+static bool route_exempt(str list, const url *u) {
+    str one, word;
+
+    while (list.len) {
+        str_cut(list, ',', &one, &list);
+        while ((word = names_word(&one)).len)
+            if (route_is_entry(word, u)) return true;
+    }
+    return false;
+}
+
+// The first variable that is not empty; *from is its name.
+static str route_env(mcp *m, const char *const *names, size_t n,
+                     const char **from) {
+    for (size_t i = 0; i < n; i++) {
+        const char *value = m->os.env(&m->os, names[i]);
+        str text = value ? str_trim(str_of(value)) : str_make(NULL, 0);
+        *from = names[i];
+        if (text.len) return text;
+    }
+    return str_make(NULL, 0);
+}
+
+// What stands for the proxy of a URL; empty: none. The option takes the place
+// of all variables. A program that is run as a CGI script finds a header
+// "Proxy:" of whoever calls it in HTTP_PROXY (CVE-2016-5385), so there that
+// name is nothing.
+static str route_setting(mcp *m, const url *u, const char **from) {
+    static const char *const secure[] = {"https_proxy", "HTTPS_PROXY",
+                                         "all_proxy", "ALL_PROXY"};
+    static const char *const plain[] = {"http_proxy", "HTTP_PROXY",
+                                        "all_proxy", "ALL_PROXY"};
+    static const char *const cgi[] = {"http_proxy", "all_proxy", "ALL_PROXY"};
+    static const char *const except[] = {"no_proxy", "NO_PROXY"};
+    const char *none;
+    bool script = m->os.env(&m->os, "REQUEST_METHOD") != NULL;
+    str text;
+
+    *from = "option proxy";
+    if (m->opt.proxy) return str_trim(str_of(m->opt.proxy));
+    text = u->https ? route_env(m, secure, COUNT(secure), from)
+           : script ? route_env(m, cgi, COUNT(cgi), from)
+                    : route_env(m, plain, COUNT(plain), from);
+    if (text.len && route_exempt(route_env(m, except, COUNT(except), &none), u))
+        text.len = 0;
+    return text;
+}
+
+// A proxy, taken apart. They are few and stay until http_free(), so that a
+// connection and a message may point at one.
+typedef struct proxy {
+    struct proxy *next;
+    unsigned number;
+    char *text;        // as it was set; with `from` the key
+    const char *from;  // the variable or option that set it
+    char *title;       // for messages: never what is before the '@'
+    char *host;
+    uint16_t port;
+    char *auth;        // user and password in base64, or NULL
+    const char *bad;   // why it is of no use: words behind `from`
+} proxy;
+
+static void proxy_free(mem *m, proxy *p) {
+    mem_text_free(m, p->text);
+    mem_text_free(m, p->title);
+    mem_text_free(m, p->host);
+    mem_text_free(m, p->auth);
+    mem_free(m, p, sizeof *p);
+}
+
+// The words of what cannot be used, NULL for the rest. *s goes behind the
+// scheme, which may be missing.
+static const char *proxy_scheme(str *s) {
+    size_t n = str_find(*s, S("://"));
+    str scheme = str_head(*s, n == SIZE_MAX ? 0 : n);
+
+    if (n == SIZE_MAX) return NULL;
+    *s = str_skip(*s, n + 3);
+    if (str_eq_nocase(scheme, S("http"))) return NULL;
+    if (str_eq_nocase(scheme, S("https")))
+        return "names an https:// proxy; only http:// proxies can be used";
+    if (str_eq_nocase(str_head(scheme, 5), S("socks")))
+        return "names a SOCKS proxy; only http:// proxies can be used";
+    return "names no http:// proxy";
+}
+
+// A '%' that begins no code stands for itself, as it does elsewhere.
+static void proxy_decode(buf *out, str s) {
+    for (size_t i = 0; i < s.len; i++) {
+        int high = s.len - i > 2 ? hex_digit(s.ptr[i + 1]) : -1;
+        int low = s.len - i > 2 ? hex_digit(s.ptr[i + 2]) : -1;
+        if (s.ptr[i] != '%' || high < 0 || low < 0) {
+            buf_byte(out, s.ptr[i]);
+            continue;
+        }
+        buf_byte(out, (char)(high << 4 | low));
+        i += 2;
+    }
+}
+
+// Make p->auth of "user:password" (RFC 7617 2) and hide the password in every
+// form that it has here. False: no memory.
+static bool proxy_user(mcp *m, proxy *p, str info) {
+    str user, word;
+    size_t at, room;
+    buf plain;
+    bool ok;
+
+    str_cut(info, ':', &user, &word);
+    buf_init(&plain, &m->mem, LIMIT_URL + 1);
+    buf_reserve(&plain, info.len + 1);
+    proxy_decode(&plain, user);
+    buf_byte(&plain, ':');
+    at = plain.len;
+    proxy_decode(&plain, word);
+    room = BASE64_LEN(plain.len);
+    p->auth = plain.err ? NULL : mem_resize(&m->mem, NULL, 0, room + 1);
+    if (p->auth) p->auth[base64_encode(p->auth, buf_str(&plain))] = 0;
+    ok = p->auth && secrets_add(&m->secrets, word) &&
+         secrets_add(&m->secrets, str_skip(buf_str(&plain), at)) &&
+         secrets_add(&m->secrets, str_of(p->auth));
+    buf_free(&plain);
+    return ok;
+}
+
+// [http://][user[:password]@]host[:port][/]. Without a port it is 80, as the
+// scheme says. False: no memory.
+static bool proxy_read(mcp *m, proxy *p, str s) {
+    static const char wrong[] = "is not of the form "
+                                "http://[user:password@]host[:port]";
+    size_t at = SIZE_MAX;
+    buf text;
+    mcp_code rc;
+    url u;
+
+    p->bad = proxy_scheme(&s);
+    if (p->bad) return true;
+    if (str_ends(s, S("/"))) s.len--;
+    for (size_t i = 0; i < s.len; i++)
+        if (s.ptr[i] == '@') at = i;
+    if (s.len > LIMIT_URL) {
+        p->bad = wrong;
+        return true;
+    }
+    if (at != SIZE_MAX && !proxy_user(m, p, str_head(s, at))) return false;
+    if (at != SIZE_MAX) s = str_skip(s, at + 1);
+    if (url_span(s, "/?#") < s.len || s.len > LIMIT_HOST + 8) {
+        p->bad = wrong;
+        return true;
+    }
+    buf_init(&text, &m->mem, LIMIT_URL);
+    buf_fmt(&text, "http://%.*s/", MCP_ARG(s));
+    rc = text.err ? text.err : url_parse(&m->mem, buf_str(&text), &u);
+    buf_clear(&text);
+    if (rc == MCP_OK) {
+        p->port = u.port;
+        p->host = mem_text(&m->mem, u.host);
+        buf_fmt(&text, memchr(u.host.ptr, ':', u.host.len)
+                           ? "the proxy [%.*s]:%u (%s)"
+                           : "the proxy %.*s:%u (%s)",
+                MCP_ARG(u.host), (unsigned)u.port, p->from);
+        p->title = text.err ? NULL : mem_text(&m->mem, buf_str(&text));
+        url_free(&m->mem, &u);
+    } else if (rc != MCP_OUT_OF_MEMORY) {
+        p->bad = wrong;
+    }
+    buf_free(&text);
+    return p->bad || (p->host && p->title);
+}
+
+// The proxy that such a text means, made at its first use. NULL: no memory.
+static proxy *proxy_of(mcp *m, proxy **list, str text, const char *from) {
+    proxy *p = *list;
+
+    for (; p; p = p->next)
+        if (str_eq(str_of(p->text), text) && strcmp(p->from, from) == 0)
+            return p;
+    p = mem_new(&m->mem, sizeof *p);
+    if (!p) return NULL;
+    p->from = from;
+    p->number = *list ? (*list)->number + 1 : 1;
+    p->text = mem_text(&m->mem, text);
+    if (!p->text || !proxy_read(m, p, text)) {
+        proxy_free(&m->mem, p);
+        return NULL;
+    }
+    p->next = *list;
+    return *list = p;
+}
+
+// How to reach a URL: *out is a proxy, or NULL for the direct way. This machine
+// is never reached through another. False: no memory.
+static bool route_find(mcp *m, proxy **list, const url *u, const proxy **out) {
+    static const uint8_t none[16] = {0};
+    const char *from;
+    os_addr a;
+    str text;
+
+    *out = NULL;
+    if (url_loopback(u)) return true;
+    if (url_addr(u, &a) && memcmp(a.ip, none, sizeof none) == 0) return true;
+    text = route_setting(m, u, &from);
+    if (!text.len) return true;
+    *out = proxy_of(m, list, text, from);
+    return *out != NULL;
+}
+
+// CONNECT: a request to the proxy, and its answer, behind which the bytes are
+// the origin's (RFC 9110 9.3.6). The proxy is told host and port, and nothing
+// that is meant for the origin.
+typedef struct tunnel {
+    const proxy *via;
+    const char *where;  // the origin's host:port
+    buf out;
+    size_t sent;
+    head_parser head;
+} tunnel;
+
+static void tunnel_free(tunnel *t) {
+    buf_free(&t->out);
+    head_free(&t->head);
+}
+
+// `where` must outlive the tunnel. No header of the exchange's is in it: the
+// proxy could read them.
+static mcp_code tunnel_init(tunnel *t, mem *m, const proxy *via,
+                            const char *where) {
+    t->via = via;
+    t->where = where;
+    t->sent = 0;
+    head_init(&t->head, m);
+    t->head.tunnel = true;
+    buf_init(&t->out, m, 4 * LIMIT_URL);
+    buf_fmt(&t->out, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n", where, where);
+    if (via->auth)
+        buf_fmt(&t->out, "Proxy-Authorization: Basic %s\r\n", via->auth);
+    buf_add(&t->out, S("\r\n"));
+    return t->out.err;
+}
+
+// 407, for which tinyproxy 1.11 says 401 when a password is wrong. Who has
+// given one needs other words than who has given none, or whose proxy wants
+// something else.
+static mcp_code proxy_wants(const proxy *via, const http_head *h, diag *d) {
+    const char *words = "does not accept the user and password that are set "
+                        "for it";
+    bool any = false, basic = false;
+    size_t at = 0;
+    str value;
+
+    while ((value = head_next(h, S("Proxy-Authenticate"), &at)).ptr) {
+        any = true;
+        basic |= str_eq_nocase(str_head(value, 5), S("Basic"));
+    }
+    if (any && !basic)
+        words = "wants a sign-in of another kind than Basic, the only one "
+                "that can be used";
+    else if (!via->auth)
+        words = "wants a user and password; its URL may hold them before the "
+                "host";
+    return fail(d, MCP_CONNECTION_FAILED, "%s %s (HTTP %d)", via->title, words,
+                h->status);
+}
+
+// Take the proxy's answer. OK: the way is open; PENDING: there is more to come.
+// Whatever a refusal says in its body is the proxy's business.
+static mcp_code tunnel_feed(tunnel *t, str *in, diag *d) {
+    mcp_code rc = head_feed(&t->head, in);
+    int status = t->head.head.status;
+    const char *words = "refuses a way to";
+
+    if (rc && t->head.why)
+        return fail(d, rc, "%s: %s", t->via->title, t->head.why);
+    if (rc) return fail(d, rc, NULL);
+    if (t->head.state != HEAD_DONE) return MCP_PENDING;
+    if (status == 407 || status == 401)
+        return proxy_wants(t->via, &t->head.head, d);
+    if (status == 403) words = "does not allow a way to";
+    if (status >= 500) words = "does not reach";
+    if (status < 200 || status > 299)
+        return fail(d, MCP_CONNECTION_FAILED, "%s %s %s (HTTP %d)",
+                    t->via->title, words, t->where, status);
+    // An origin with TLS says nothing before we do, so this is the proxy.
+    if (in->len)
+        return fail(d, MCP_PROTOCOL_ERROR, "%s sent bytes of its own into the "
+                    "connection to %s", t->via->title, t->where);
+    return MCP_OK;
+}
+
+#endif  // USE_HTTP
+
+//=============================================================================
+// MARK: - 12b Connections
 //
 // One exchange is one request and its answer; it borrows a connection, which
 // is made for it or was kept from an earlier one. Connections belong to an
-// origin (scheme, host, port) and to nobody else: a credential that goes to
-// one origin cannot reach another by way of the pool.
-//
-// What may be sent twice is decided here and nowhere else. A kept connection
-// may have been closed by the server a moment ago, unseen. So
-//  - what is repeatable takes any kept connection and, if that one ends before
-//    a byte of the answer came, goes once more over a new one;
-//  - what is not (a tool call) takes one only if it was used a few seconds ago
-//    and nothing, not even its end, waits to be read. It is never sent again
-//    once a byte of it has left us.
-// A redirect (307, 308) is a refusal to act, so it is no second time.
+// origin (scheme, host, port), a way to it, and to nobody else: a credential
+// that goes to one origin cannot reach another by way of the pool, and what
+// was opened directly does not serve what must go through a proxy.
 //
 // Addresses are tried as in RFC 8305: the next one starts after 250 ms or when
 // one fails, and the first that connects wins.
-//
-// Bodies go from the socket into the buffer that is handed over; only framing
-// and what came together with it passes through `in`. Event streams are read
-// no further than the events that were asked for, so a server that floods us
-// meets TCP's flow control and not our memory.
-//
-// To give up an exchange is to close its connection (http_end): over HTTP that
-// is how a call is cancelled. A proxy will change http_route() and put a state
-// between CONN_CONNECT and CONN_OPEN.
 //=============================================================================
 
 #if USE_HTTP
@@ -7605,21 +8664,33 @@ typedef struct http_ask {
     size_t max_body;     // also of one event
     int64_t deadline;    // loop time or NEVER; lifted once it streams
     bool keep_deadline;  // keep it then too
+    bool no_redirect;    // a 3xx is an answer like any other
+    bool public_only;    // refuse addresses of private networks
 } http_ask;
 
-typedef enum conn_phase { CONN_LOOKUP, CONN_CONNECT, CONN_OPEN } conn_phase;
+typedef enum conn_phase {
+    CONN_LOOKUP,
+    CONN_CONNECT,
+    CONN_TUNNEL,  // the proxy is asked for a way through
+    CONN_OPEN     // TLS is part of this
+} conn_phase;
 
 typedef struct http_xchg http_xchg;
 typedef struct http_conn http_conn;
 
-// Scheme, host and port (RFC 6454): the border that no connection crosses.
+// Scheme, host and port (RFC 6454), and the way there: the border that no
+// connection crosses.
 typedef struct http_origin {
     struct http_origin *next;
-    char *key;         // scheme://host[:port]
-    char *where;       // host:port, for messages
+    const proxy *via;  // NULL: direct
+    char *key;         // the site, and the number of the proxy
+    str site;          // scheme://host[:port]: the begin of the key
+    char *where;       // host:port
+    char *title;       // the same, and the proxy: for messages
     char *host;
     uint16_t port;
     bool https, literal;
+    bool met, world;   // connected to; at a public address, at least once
     http_conn *conns;  // in use and kept
 } http_origin;
 
@@ -7628,6 +8699,7 @@ typedef struct http_origin {
 struct http_pool {
     map origins;  // by key
     http_origin *list;
+    proxy *proxies;
 };
 
 enum {
@@ -7647,14 +8719,16 @@ struct http_conn {
     http_xchg *x;             // NULL: kept, idle
     conn_phase phase;
     lookup *names;
+    tunnel way;               // while CONN_TUNNEL
     os_addr addr[LIMIT_ADDRESSES];
     watch tries[LIMIT_ADDRESSES];
     int addrs, tried, open;   // begun, still undecided
     int64_t next_try;
-    char why[96];             // the first address that failed
+    char why[128];            // the first address that failed
     os_fd fd;                 // of `io`, to look at only
     io *io;
     bool kept, hot;           // kept: it has served before
+    bool world;               // connected to a public address
     bool no_memory;           // to watch an address that was tried
     int64_t used;
     str left;                 // of `in`, not yet looked at
@@ -7667,12 +8741,14 @@ struct http_xchg {
     mcp *m;
     job *owner;           // woken at the head, for events, at the end
     http_conn *conn;
+    http_origin *origin;  // of `url`
     http_state state;
     char *method;
     url url;
     buf out;              // the request as it goes out
     size_t fixed, sent;   // where what a redirect does not change begins
     bool repeatable, keep_deadline, hot, began, some_sent, deaf;
+    bool no_redirect, public_only;
     int redirects;
     size_t max_body;
     int64_t deadline;
@@ -7689,30 +8765,40 @@ struct http_xchg {
 static void origin_free(mcp *m, http_origin *o) {
     mem_text_free(&m->mem, o->key);
     mem_text_free(&m->mem, o->where);
+    mem_text_free(&m->mem, o->title);
     mem_text_free(&m->mem, o->host);
     mem_free(&m->mem, o, sizeof *o);
 }
 
-// The text of the URL up to its path is the key: in the normal form that is
-// one for each origin.
-static http_origin *origin_new(mcp *m, const url *u) {
+// Names for messages and for CONNECT. False: no memory.
+static bool origin_names(mcp *m, http_origin *o, const url *u) {
     const char *open = memchr(u->host.ptr, ':', u->host.len) ? "[" : "";
+    buf text;
+
+    buf_init(&text, &m->mem, 2 * LIMIT_URL);
+    buf_fmt(&text, "%s%.*s%s:%u", open, MCP_ARG(u->host), *open ? "]" : "",
+            (unsigned)u->port);
+    o->where = text.err ? NULL : mem_text(&m->mem, buf_str(&text));
+    if (o->via && !o->via->bad) buf_fmt(&text, " through %s", o->via->title);
+    o->title = text.err ? NULL : mem_text(&m->mem, buf_str(&text));
+    buf_free(&text);
+    return o->where && o->title;
+}
+
+static http_origin *origin_new(mcp *m, const url *u, const proxy *via,
+                               str key) {
     http_origin *o = mem_new(&m->mem, sizeof *o);
-    buf where;
 
     if (!o) return NULL;
-    buf_init(&where, &m->mem, LIMIT_URL);
-    buf_fmt(&where, "%s%.*s%s:%u", open, MCP_ARG(u->host), *open ? "]" : "",
-            (unsigned)u->port);
-    o->key = mem_text(&m->mem, url_before_path(u));
+    o->via = via;
+    o->key = mem_text(&m->mem, key);
     o->host = mem_text(&m->mem, u->host);
-    o->where = where.err ? NULL : mem_text(&m->mem, buf_str(&where));
-    buf_free(&where);
     o->port = u->port;
     o->https = u->https;
     o->literal = u->literal;
-    if (o->key && o->host && o->where &&
+    if (o->key && o->host && origin_names(m, o, u) &&
         map_put(&m->http->origins, str_of(o->key), o)) {
+        o->site = str_make(o->key, url_before_path(u).len);
         o->next = m->http->list;
         m->http->list = o;
         return o;
@@ -7721,17 +8807,30 @@ static http_origin *origin_new(mcp *m, const url *u) {
     return NULL;
 }
 
-// NULL: no memory. Origins are few and stay until http_free().
+// The text of the URL up to its path is the key, in the normal form that is
+// one for each origin, and the proxy, so that another setting finds another
+// connection. NULL: no memory. Origins are few and stay until http_free().
 static http_origin *origin_of(mcp *m, const url *u) {
-    http_origin *o;
+    str key = url_before_path(u);
+    http_origin *o = NULL;
+    const proxy *via;
+    buf text;
 
     if (!m->http) {
         m->http = mem_new(&m->mem, sizeof *m->http);
         if (!m->http) return NULL;
         map_init(&m->http->origins, &m->mem);
     }
-    o = map_get(&m->http->origins, url_before_path(u));
-    return o ? o : origin_new(m, u);
+    if (!route_find(m, &m->http->proxies, u, &via)) return NULL;
+    buf_init(&text, &m->mem, 2 * LIMIT_URL);
+    if (via) {
+        buf_fmt(&text, "%.*s %u", MCP_ARG(key), via->number);
+        key = buf_str(&text);
+    }
+    if (!text.err) o = map_get(&m->http->origins, key);
+    if (!text.err && !o) o = origin_new(m, u, via, key);
+    buf_free(&text);
+    return o;
 }
 
 // Take one attempt out of the loop; the winner's descriptor stays open.
@@ -7747,6 +8846,7 @@ static void conn_close(mcp *m, http_conn *c) {
     if (c->x) c->x->conn = NULL;
     job_end(m, &c->job);
     lookup_free(m, c->names);
+    if (c->phase == CONN_TUNNEL) tunnel_free(&c->way);
     for (int i = 0; i < c->tried; i++) conn_drop_try(m, c, i, false);
     io_close(m, c->io);
     *c->link = c->next;
@@ -7754,11 +8854,9 @@ static void conn_close(mcp *m, http_conn *c) {
     mem_free(&m->mem, c, sizeof *c);
 }
 
-// Where to connect for an origin: a proxy would stand here.
-static void http_route(const http_origin *o, const char **host,
-                       uint16_t *port) {
-    *host = o->host;
-    *port = o->port;
+// Whom a connection is made to, for messages.
+static const char *conn_end(const http_conn *c) {
+    return c->origin->via ? c->origin->via->title : c->origin->where;
 }
 
 // Why is in x->failed. The connection is in an unknown state and goes.
@@ -7773,7 +8871,19 @@ static void xchg_fail(mcp *m, http_xchg *x) {
 
 // Host and port, for messages: never the URL, whose query may be a secret.
 static const char *xchg_where(const http_xchg *x) {
-    return x->conn->origin->where;
+    return x->conn->origin->title;
+}
+
+// The address is none for an exchange that must stay in public: say which.
+static void conn_refuse(mcp *m, http_conn *c, const os_addr *a) {
+    buf ip;
+
+    buf_init(&ip, &m->mem, LIMIT_HOST);
+    addr_text(&ip, a);
+    if (!c->why[0])
+        snprintf(c->why, sizeof c->why, "%s is not a public address, and this "
+                 "request may go to no other", ip.err ? "it" : buf_z(&ip));
+    buf_free(&ip);
 }
 
 // Begin with address number c->tried. False: it failed at once.
@@ -7787,11 +8897,17 @@ static bool conn_try(mcp *m, http_conn *c) {
                  {OS_NO_MEMORY, "out of memory or descriptors"}};
     int i = c->tried++;
     os_fd fd = -1;
-    os_result rc = m->os.connect(&m->os, &c->addr[i], &fd);
+    os_result rc;
     const char *why = "cannot connect";
 
     assert(i < c->addrs);
     c->tries[i].fd = -1;
+    // A proxy may stand anywhere: the user chose it.
+    if (c->x->public_only && !c->origin->via && !addr_public(&c->addr[i])) {
+        conn_refuse(m, c, &c->addr[i]);
+        return false;
+    }
+    rc = m->os.connect(&m->os, &c->addr[i], &fd);
     c->next_try = m->loop.now + TIME_NEXT_ADDRESS;
     if (rc == OS_OK) {
         if (watch_add(m, &c->tries[i], fd, MCP_WRITABLE, &c->job)) {
@@ -7815,31 +8931,88 @@ static void conn_hot(mcp *m, http_conn *c, bool on) {
     io_hot(m, c->io, on);
 }
 
-// fd is connected: put TLS on it if the origin wants that. False: the exchange
-// has failed and c is gone.
-static bool conn_opened(mcp *m, http_conn *c, os_fd fd) {
+// The way to the origin is open: put TLS on it if the origin wants that. As
+// with all that follow, the exchange may have failed after it, and c be gone.
+static void conn_secure(mcp *m, http_conn *c) {
     http_origin *o = c->origin;
     os_addr ip;
     bool literal = o->literal && addr_parse(o->host, &ip);
 
-    c->fd = fd;
     c->phase = CONN_OPEN;
-    c->io = io_new_fds(m, fd, fd, true, &c->job);
-    if (!c->io) {
-        fail(&c->x->failed, MCP_OUT_OF_MEMORY, NULL);
-        xchg_fail(m, c->x);
-        return false;
-    }
     if (o->https)
         c->io = tls_open(m, c->io, o->host, o->port, literal ? &ip : NULL,
                          &c->job, &c->x->failed);
     if (!c->io) {
         xchg_fail(m, c->x);
-        return false;
+        return;
     }
     conn_hot(m, c, c->x->hot);
     c->x->state = HTTP_SENDING;
-    return true;
+    o->met = true;
+    o->world |= c->world;
+}
+
+// fd is connected.
+static void conn_opened(mcp *m, http_conn *c, os_fd fd) {
+    http_origin *o = c->origin;
+    mcp_code rc;
+
+    c->fd = fd;
+    c->io = io_new_fds(m, fd, fd, true, &c->job);
+    if (!c->io) {
+        fail(&c->x->failed, MCP_OUT_OF_MEMORY, NULL);
+        xchg_fail(m, c->x);
+        return;
+    }
+    if (!o->via || !o->https) {
+        conn_secure(m, c);
+        return;
+    }
+    c->phase = CONN_TUNNEL;
+    conn_hot(m, c, c->x->hot);
+    rc = tunnel_init(&c->way, &m->mem, o->via, o->where);
+    if (!rc) return;
+    fail(&c->x->failed, rc, NULL);
+    xchg_fail(m, c->x);
+}
+
+// The proxy may refuse before it has read all, so a write that fails is no
+// verdict.
+static void conn_tunnel(mcp *m, http_conn *c) {
+    tunnel *t = &c->way;
+    mcp_code rc = MCP_PENDING;
+    ptrdiff_t n = 1;
+
+    while (t->sent < t->out.len && n > 0) {
+        n = io_write(m, c->io, t->out.ptr + t->sent, t->out.len - t->sent);
+        if (n > 0) t->sent += (size_t)n;
+        else if (n != IO_AGAIN) t->sent = t->out.len;
+    }
+    while (rc == MCP_PENDING) {
+        str in = {c->in, 0};
+        n = io_read(m, c->io, c->in, sizeof c->in);
+        if (n == IO_AGAIN) return;
+        if (n > 0) in.len = (size_t)n;
+        rc = n > 0 ? tunnel_feed(t, &in, &c->x->failed)
+                   : fail(&c->x->failed, MCP_CONNECTION_FAILED,
+                          "%s closed the connection when asked for a way to "
+                          "%s", t->via->title, t->where);
+    }
+    if (rc) {
+        xchg_fail(m, c->x);
+        return;
+    }
+    tunnel_free(t);
+    conn_secure(m, c);
+}
+
+// Does it lead to a public address? What a proxy makes of a name we cannot see.
+static bool conn_world(const http_conn *c, const os_addr *a) {
+    os_addr ip;
+
+    if (!c->origin->via) return addr_public(a);
+    return !c->origin->literal || !addr_parse(c->origin->host, &ip) ||
+           addr_public(&ip);
 }
 
 // The descriptor that has connected, or -1. Those that failed are put away,
@@ -7856,7 +9029,10 @@ static os_fd conn_winner(mcp *m, http_conn *c) {
         rc = m->os.connected(&m->os, fd, why, sizeof why);
         if (rc == OS_AGAIN) continue;
         conn_drop_try(m, c, i, rc == OS_OK);
-        if (rc == OS_OK) return fd;
+        if (rc == OS_OK) {
+            c->world = conn_world(c, &c->addr[i]);
+            return fd;
+        }
         if (!c->why[0]) snprintf(c->why, sizeof c->why, "%s", why);
         c->next_try = m->loop.now;
     }
@@ -7864,50 +9040,76 @@ static os_fd conn_winner(mcp *m, http_conn *c) {
 }
 
 // The next address is tried when none is under way or the last one has had its
-// 250 ms; those before it stay in the race. True: connected. False: wait, or
-// the exchange has failed and c is gone.
-static bool conn_connect(mcp *m, http_conn *c) {
+// 250 ms; those before it stay in the race.
+static void conn_connect(mcp *m, http_conn *c) {
     os_fd fd = conn_winner(m, c);
 
     if (fd >= 0) {
         for (int i = 0; i < c->tried; i++) conn_drop_try(m, c, i, false);
-        return conn_opened(m, c, fd);
+        conn_opened(m, c, fd);
+        return;
     }
     while (c->tried < c->addrs && (!c->open || m->loop.now >= c->next_try))
         if (conn_try(m, c)) break;
-    if (c->open) return false;
+    if (c->open) return;
     if (c->no_memory)
         fail(&c->x->failed, MCP_OUT_OF_MEMORY, NULL);
     else
         fail(&c->x->failed, MCP_CONNECTION_FAILED, "cannot connect to %s: %s",
-             c->origin->where, c->why[0] ? c->why : "no address");
+             conn_end(c), c->why[0] ? c->why : "no address");
     xchg_fail(m, c->x);
-    return false;
 }
 
-// Addresses are there, or not at all. The words are section 11's. True and
-// false as in conn_connect().
-static bool conn_lookup(mcp *m, http_conn *c) {
-    mcp_code rc = lookup_take(c->names, c->addr, LIMIT_ADDRESSES, &c->addrs,
-                              &c->x->failed);
+// A proxy that cannot be used, or an address behind one that must not be: there
+// is no way to try.
+static bool conn_barred(mcp *m, http_conn *c) {
+    const http_origin *o = c->origin;
+    os_addr a;
 
-    if (rc == MCP_PENDING) return false;
+    if (!o->via) return false;
+    if (o->via->bad) {
+        fail(&c->x->failed, MCP_CONNECTION_FAILED, "%s %s", o->via->from,
+             o->via->bad);
+        return true;
+    }
+    if (!c->x->public_only || conn_world(c, NULL)) return false;
+    addr_parse(o->host, &a);
+    conn_refuse(m, c, &a);
+    fail(&c->x->failed, MCP_CONNECTION_FAILED, "cannot connect to %s: %s",
+         o->title, c->why);
+    return true;
+}
+
+// Addresses are there, or not at all. The words are section 11's.
+static void conn_lookup(mcp *m, http_conn *c) {
+    http_xchg *x = c->x;
+    mcp_code rc;
+
+    if (conn_barred(m, c)) {
+        xchg_fail(m, x);
+        return;
+    }
+    rc = lookup_take(c->names, c->addr, LIMIT_ADDRESSES, &c->addrs,
+                     &x->failed);
+    if (rc == MCP_PENDING) return;
     if (rc) {
-        xchg_fail(m, c->x);
-        return false;
+        if (c->origin->via && rc != MCP_OUT_OF_MEMORY)
+            fail(&x->failed, rc, "%s: %s", conn_end(c),
+                 buf_z(&x->failed.detail));
+        xchg_fail(m, x);
+        return;
     }
     lookup_free(m, c->names);
     c->names = NULL;
     c->phase = CONN_CONNECT;
-    return conn_connect(m, c);
+    conn_connect(m, c);
 }
 
 // `step` is conn_step(), which stands below all that it calls.
 static http_conn *conn_new(mcp *m, http_origin *o, http_xchg *x,
                            void (*step)(mcp *, job *)) {
     http_conn *c = mem_new(&m->mem, sizeof *c);
-    const char *host;
-    uint16_t port;
+    const proxy *via = o->via;
 
     if (!c) return NULL;
     c->fd = -1;
@@ -7916,11 +9118,12 @@ static http_conn *conn_new(mcp *m, http_origin *o, http_xchg *x,
     c->next = o->conns;
     if (c->next) c->next->link = &c->next;
     o->conns = c;
-    http_route(o, &host, &port);
     if (job_init(m, &c->job, step)) {
         c->x = x;
         x->conn = c;
-        c->names = lookup_start(m, host, port, &c->job);
+        if (via && via->bad) return c;
+        c->names = via ? lookup_start(m, via->host, via->port, &c->job)
+                       : lookup_start(m, o->host, o->port, &c->job);
         if (c->names) return c;
     }
     conn_close(m, c);
@@ -7929,13 +9132,14 @@ static http_conn *conn_new(mcp *m, http_origin *o, http_xchg *x,
 
 // A kept connection that is good for this exchange. Those that the server has
 // closed, or on which it spoke out of turn, are closed here.
-static http_conn *conn_kept(mcp *m, http_origin *o, bool repeatable) {
+static http_conn *conn_kept(mcp *m, http_origin *o, const http_xchg *x) {
     int64_t oldest =
-        m->loop.now - (repeatable ? TIME_IDLE_CONN : TIME_SAFE_REUSE);
+        m->loop.now - (x->repeatable ? TIME_IDLE_CONN : TIME_SAFE_REUSE);
 
     for (http_conn *c = o->conns, *next; c; c = next) {
         next = c->next;
         if (c->x || c->used < oldest) continue;
+        if (x->public_only && !c->world) continue;
         if (m->os.quiet(&m->os, c->fd)) return c;
         conn_close(m, c);
     }
@@ -7947,8 +9151,7 @@ static http_conn *conn_kept(mcp *m, http_origin *o, bool repeatable) {
 // starts it. False: no memory.
 static bool xchg_connect(mcp *m, http_xchg *x, bool fresh,
                          void (*step)(mcp *, job *)) {
-    http_origin *o = origin_of(m, &x->url);
-    http_conn *c = o && !fresh ? conn_kept(m, o, x->repeatable) : NULL;
+    http_conn *c = fresh ? NULL : conn_kept(m, x->origin, x);
 
     x->state = HTTP_WAITING;
     if (c) {
@@ -7956,8 +9159,8 @@ static bool xchg_connect(mcp *m, http_xchg *x, bool fresh,
         x->conn = c;
         x->state = HTTP_SENDING;
         conn_hot(m, c, x->hot);
-    } else if (o) {
-        c = conn_new(m, o, x, step);
+    } else {
+        c = conn_new(m, x->origin, x, step);
     }
     if (c) {
         job_wake(m, &c->job);
@@ -7966,6 +9169,31 @@ static bool xchg_connect(mcp *m, http_xchg *x, bool fresh,
     fail(&x->failed, MCP_OUT_OF_MEMORY, NULL);
     return false;
 }
+
+#endif  // USE_HTTP
+
+//=============================================================================
+// MARK: - 12c HTTP client
+//
+// What may be sent twice is decided here and nowhere else. A kept connection
+// may have been closed by the server a moment ago, unseen. So
+//  - what is repeatable takes any kept connection and, if that one ends before
+//    a byte of the answer came, goes once more over a new one;
+//  - what is not (a tool call) takes one only if it was used a few seconds ago
+//    and nothing, not even its end, waits to be read. It is never sent again
+//    once a byte of it has left us.
+// A redirect (307, 308) is a refusal to act, so it is no second time.
+//
+// Bodies go from the socket into the buffer that is handed over; only framing
+// and what came together with it passes through `in`. Event streams are read
+// no further than the events that were asked for, so a server that floods us
+// meets TCP's flow control and not our memory.
+//
+// To give up an exchange is to close its connection (http_end): over HTTP that
+// is how a call is cancelled.
+//=============================================================================
+
+#if USE_HTTP
 
 // The answer is whole and the exchange over: keep the connection if it can
 // serve again. Bytes behind the answer belong to nothing we asked.
@@ -7993,17 +9221,25 @@ static void xchg_done(mcp *m, http_xchg *x) {
     job_at(m, &c->job, c->used + TIME_IDLE_CONN);
 }
 
-// The request: what a redirect changes stands first, target and host; `rest` is
-// all that follows them.
+// The request: what a redirect changes stands first, target, host and proxy;
+// `rest` is all that follows them. The way is chosen here, as the first line
+// depends on it.
 static mcp_code xchg_line(http_xchg *x, str rest) {
+    const proxy *via;
     buf out;
 
-    buf_init(&out, x->out.mem, size_add(rest.len, 2 * LIMIT_URL + HTTP_SLACK));
+    x->origin = origin_of(x->m, &x->url);
+    if (!x->origin) return MCP_OUT_OF_MEMORY;
+    via = x->url.https ? NULL : x->origin->via;
+    buf_init(&out, x->out.mem, size_add(rest.len, 4 * LIMIT_URL + HTTP_SLACK));
     buf_reserve(&out, size_add(rest.len, x->url.path.len + HTTP_SLACK));
     buf_fmt(&out, "%s ", x->method);
-    buf_add(&out, url_target(&x->url));
+    // RFC 9112 3.2.2: to a proxy the whole URL.
+    buf_add(&out, via ? str_of(x->url.text) : url_target(&x->url));
     buf_add(&out, S(" HTTP/1.1\r\nHost: "));
     buf_add(&out, url_host_field(&x->url));
+    if (via && via->auth)
+        buf_fmt(&out, "\r\nProxy-Authorization: Basic %s", via->auth);
     buf_add(&out, S("\r\n"));
     x->fixed = out.len;
     buf_add(&out, rest);
@@ -8049,9 +9285,14 @@ static bool xchg_again(mcp *m, http_xchg *x) {
 }
 
 // Only an end in good order (with TLS: close_notify) can end a body that has
-// no length; a cut would pass for one (RFC 5246 7.2.1, RFC 9112 9.8).
+// no length; a cut would pass for one (RFC 5246 7.2.1, RFC 9112 9.8). Of an
+// error the status tells what matters: some proxies end its page too soon.
 static bool xchg_whole(http_xchg *x, ptrdiff_t how) {
+    int status = x->head.head.status;
+
     if (x->state != HTTP_BODY && x->state != HTTP_STREAM) return false;
+    if (x->conn->io->why == MCP_OUT_OF_MEMORY) return false;
+    if (status < 200 || status > 299) return true;
     return how == IO_END && http_framing_eof(&x->framing);
 }
 
@@ -8076,6 +9317,9 @@ static void xchg_lost(mcp *m, http_xchg *x, ptrdiff_t how) {
         return;
     } else if (broken) {
         tls_why(x->conn->io, &x->failed);
+        if (x->origin->via)
+            fail_more(&x->failed, "the way led through %s",
+                      x->origin->via->title);
         if (*once) fail_more(&x->failed, "%s", once + 2);
     } else if (x->state == HTTP_BODY || x->state == HTTP_STREAM) {
         fail(&x->failed, MCP_CONNECTION_FAILED,
@@ -8186,7 +9430,7 @@ static bool xchg_redirect(mcp *m, http_xchg *x) {
     url to;
 
     if (status < 301 || status > 308 || (status > 303 && status < 307) ||
-        !where.len)
+        !where.len || x->no_redirect)
         return false;
     rc = url_join(&m->mem, &x->url, where, &to);
     if (rc == MCP_OUT_OF_MEMORY) {
@@ -8322,8 +9566,16 @@ static ptrdiff_t xchg_read(mcp *m, http_xchg *x) {
 // nobody is told of it. False: the exchange has left this connection.
 static bool xchg_look(mcp *m, http_xchg *x) {
     bool before = x->state < HTTP_BODY;
+    const proxy *via = x->origin->https ? NULL : x->origin->via;
     mcp_code rc = xchg_take(x);
 
+    // Only a proxy that got the request itself may ask for its own password.
+    // That says nothing of the origin, so it leaves no status.
+    if (!rc && before && via && x->head.state == HEAD_DONE &&
+        x->head.head.status == 407) {
+        rc = proxy_wants(via, &x->head.head, &x->failed);
+        x->head.head.status = 0;
+    }
     if (!rc && before && x->head.state == HEAD_DONE) {
         if (xchg_redirect(m, x)) return false;
         rc = xchg_head(x);
@@ -8350,7 +9602,10 @@ static void conn_wait(mcp *m, http_conn *c) {
     if (c->phase == CONN_CONNECT && c->tried < c->addrs &&
         c->next_try < x->deadline)
         job_at(m, &c->job, c->next_try);
-    if (c->io) io_want(m, c->io, !full, x->sent < x->out.len && !x->deaf);
+    if (c->phase == CONN_TUNNEL)
+        io_want(m, c->io, true, c->way.sent < c->way.out.len);
+    else if (c->io)
+        io_want(m, c->io, !full, x->sent < x->out.len && !x->deaf);
 }
 
 // Move bytes both ways as far as they go. With a plain socket the first read
@@ -8380,18 +9635,22 @@ static void xchg_pump(mcp *m, http_xchg *x) {
 static void xchg_late(mcp *m, http_xchg *x) {
     const http_conn *c = x->conn;
     const char *what = "no whole answer from";
+    bool near = c->phase < CONN_OPEN;  // not even at the origin
 
     if (c->phase == CONN_LOOKUP)
         what = "no address for";
     else if (c->phase == CONN_CONNECT)
         what = "no connection to";
+    else if (near)
+        what = "no way through";
     else if (c->origin->https && !x->some_sent)
         what = "no end of the TLS handshake with";
     else if (x->state == HTTP_SENDING)
         what = "the request was not taken by";
     else if (!x->began)
         what = "no answer from";
-    fail(&x->failed, MCP_TIMEOUT, "%s %s in time", what, c->origin->where);
+    fail(&x->failed, MCP_TIMEOUT, "%s %s in time", what,
+         near ? conn_end(c) : c->origin->title);
     xchg_fail(m, x);
 }
 
@@ -8412,6 +9671,7 @@ static void conn_step(mcp *m, job *j) {
         conn_lookup(m, c);
     else if (c->phase == CONN_CONNECT)
         conn_connect(m, c);
+    if (x->conn == c && c->phase == CONN_TUNNEL) conn_tunnel(m, c);
     if (x->conn == c && c->phase == CONN_OPEN) xchg_pump(m, x);
     // What came in has been looked at, so the clock may speak.
     if (!x->conn) return;
@@ -8444,6 +9704,8 @@ static http_xchg *http_start(mcp *m, const http_ask *ask, job *owner) {
     x->owner = owner;
     x->repeatable = ask->repeatable;
     x->keep_deadline = ask->keep_deadline;
+    x->no_redirect = ask->no_redirect;
+    x->public_only = ask->public_only;
     x->max_body = ask->max_body;
     x->deadline = ask->deadline;
     buf_init(&x->out, &m->mem, 0);
@@ -8480,9 +9742,24 @@ static const diag *http_failure(const http_xchg *x) {
     return &x->failed;
 }
 
+// The proxy that got the request in the origin's place, for messages, as what
+// it answers may be its own; NULL: none, or one that saw only a tunnel.
+SPARE static const char *http_via(const http_xchg *x) {
+    const proxy *via = x->origin->https ? NULL : x->origin->via;
+    return via ? via->title : NULL;
+}
+
 // A byte of the request has left us, so the server may act on it.
 static bool http_sent(const http_xchg *x) {
     return x->some_sent;
+}
+
+// Is a site where only we, or our network, can reach it? One that has been seen
+// in public once is not, wherever its name leads now: else it could move inside
+// to be sent on from there. False too if it was never connected to.
+SPARE static bool http_is_private(mcp *m, const url *u) {
+    const http_origin *o = origin_of(m, u);
+    return o && o->met && !o->world;
 }
 
 // The next event of a stream; false: none for now. The stream is over when the
@@ -8510,6 +9787,12 @@ static bool http_event(http_xchg *x, sse_event *out) {
     return false;
 }
 
+// How long the server wants us to wait before the stream is asked for again,
+// if it has said so.
+static void http_retry(const http_xchg *x, int64_t *ms) {
+    if (x->sse.retry_set) *ms = (int64_t)x->sse.retry;
+}
+
 // Somebody waits for it, or nobody any more.
 static void http_hot(mcp *m, http_xchg *x, bool on) {
     http_conn *c = x->conn;
@@ -8526,7 +9809,7 @@ static void http_drop(mcp *m, const url *u) {
     http_origin *o = m->http ? m->http->list : NULL;
 
     for (; o; o = o->next) {
-        if (u && !str_eq(str_of(o->key), url_before_path(u))) continue;
+        if (u && !str_eq(o->site, url_before_path(u))) continue;
         for (http_conn *c = o->conns, *next; c; c = next) {
             next = c->next;
             if (!c->x) conn_close(m, c);
@@ -8548,6 +9831,10 @@ static void http_free(mcp *m) {
             xchg_fail(m, o->conns->x);
         }
         origin_free(m, o);
+    }
+    for (proxy *next; p->proxies; p->proxies = next) {
+        next = p->proxies->next;
+        proxy_free(&m->mem, p->proxies);
     }
     map_free(&p->origins);
     mem_free(&m->mem, p, sizeof *p);
@@ -9392,14 +10679,12 @@ static char **env_make(mcp *m, arena *a, bool inherit_all,
 //=============================================================================
 // MARK: - 14 Config
 //
-// The mcpServers files: which there are, what may stand in them, and which of
-// two definitions counts; and the private files of the cache beside them.
+// Definitions of servers: what may stand in one, and which of two counts.
 //
-// Three things surprise. A bad entry stays in the list, marked `bad`, so that
-// a broken project entry cannot bring back the global one it replaces. A
-// definition is kept as it is written and resolved at use (14b), so an unset
-// variable breaks its own server only. And what an untrusted project file
-// holds is not looked at, except to ask about it or to trust it.
+// Two things surprise. A bad entry stays in the list, marked `bad`, so that a
+// broken project entry cannot bring back the global one it replaces. And a
+// definition is kept as it is written and resolved at use (14c), so an unset
+// variable breaks its own server only.
 //
 // Messages name file, server and field, never a value: it may be a secret.
 //=============================================================================
@@ -9431,13 +10716,41 @@ typedef struct strings {
     uint32_t n;
 } strings;
 
+// How a token is got (field oauthGrant).
+typedef enum oauth_grant {
+    GRANT_CODE,        // a person signs in with a browser
+    GRANT_CLIENT,      // client_credentials: the program is the user
+    GRANT_JWT,         // an assertion of somebody else (RFC 7523)
+    GRANT_ENTERPRISE   // an identity provider's token is exchanged for one
+} oauth_grant;
+
+// Texts for signing in, as they are written (in server_config) or filled in (in
+// resolved). Those that may be a "!command" are NULL in `resolved` until
+// secret_start_oauth() has run.
+typedef struct oauth_texts {
+    char *client_id;          // oauthClientId
+    char *client_secret;      // oauthClientSecret; may be a command
+    char *private_key;        // oauthPrivateKey: PEM; may be a command
+    char *key_id;             // oauthKeyId: "kid" of that key
+    char *token_auth;         // oauthTokenAuth: basic, post, none, or NULL
+    char *issuer;             // oauthIssuer: whom the client id belongs to
+    char *assertion;          // oauthAssertion: a JWT; may be a command
+    char *id_token;           // oauthIdToken: may be a command
+    char *idp_url;            // oauthIdpTokenUrl
+    char *idp_client_id;      // oauthIdpClientId
+    char *idp_client_secret;  // oauthIdpClientSecret; may be a command
+} oauth_texts;
+
 typedef struct server_config {  // as written, unresolved
     char name[LIMIT_NAME + 1];
     config_scope scope;          // of the definition that counts
     bool in_global, in_project;  // which files define the name
     transport transport;
     bool no_transport;           // bad, and nothing says which it would be
-    char *command, *cwd, *url, *description, *oauth_client_id;
+    char *command, *cwd, *url, *description;
+    oauth_texts oauth;
+    oauth_grant grant;           // oauthGrant
+    bool dpop;                   // oauthDpop: tokens bound to a key of ours
     strings args, include, exclude, oauth_scopes;
     strings env, headers;  // name, value, name, value ...
     bool has_include, disabled;
@@ -9470,7 +10783,8 @@ typedef enum field_kind {
     FIELD_PAIRS,     // strings: name, value ...
     FIELD_FLAG,      // bool
     FIELD_NUMBER,    // int from low to high
-    FIELD_PROTOCOL
+    FIELD_PROTOCOL,
+    FIELD_GRANT
 } field_kind;
 
 // `command` and `url` themselves are of both sides: what is wrong with the two
@@ -9490,6 +10804,9 @@ typedef struct field_def {
 // Said twice: of a URL as it is written, and with its variables filled in.
 static const char config_url_must[] =
     "must be an http or https URL without user, password and fragment";
+static const char config_text_must[] = "must be a string that is not empty";
+static const char config_id_must[] =
+    "must be a string of 1 to 4096 characters without control characters";
 
 // The sentences below say these numbers, so whoever changes one sees both.
 typedef char config_sentences_agree[
@@ -9564,7 +10881,20 @@ static bool config_client_text_ok(str id) {
 }
 
 static bool config_client_ok(const server_config *c) {
-    return config_client_text_ok(str_of(c->oauth_client_id));
+    return config_client_text_ok(str_of(c->oauth.client_id));
+}
+
+static bool config_idp_client_ok(const server_config *c) {
+    return config_client_text_ok(str_of(c->oauth.idp_client_id));
+}
+
+static bool config_key_id_ok(const server_config *c) {
+    return config_client_text_ok(str_of(c->oauth.key_id));
+}
+
+static bool config_token_auth_ok(const server_config *c) {
+    str s = str_of(c->oauth.token_auth);
+    return str_is(s, "basic") || str_is(s, "post") || str_is(s, "none");
 }
 
 // RFC 6749 section 3.3: 1*( %x21 / %x23-5B / %x5D-7E ).
@@ -9592,20 +10922,44 @@ static bool config_scopes_ok(const server_config *c) {
 // one that makes a server safe.
 static const field_def config_fields[] = {
     {"description", FIELD_TEXT, SIDE_BOTH, AT(description), 0, 0, NULL,
-     "must be a string that is not empty"},
+     config_text_must},
     {"includeTools", FIELD_LIST, SIDE_BOTH, AT(include), 0, 0, NULL,
      "must be an array of strings"},
     {"excludeTools", FIELD_LIST, SIDE_BOTH, AT(exclude), 0, 0, NULL,
      "must be an array of strings"},
-    {"oauthClientId", FIELD_TEXT, SIDE_HTTP, AT(oauth_client_id), 0, 0,
-     config_client_ok,
-     "must be a string of 1 to 4096 characters without control characters"},
+    {"oauthClientId", FIELD_TEXT, SIDE_HTTP, AT(oauth.client_id), 0, 0,
+     config_client_ok, config_id_must},
     {"oauthScopes", FIELD_LIST, SIDE_HTTP, AT(oauth_scopes), 0, 0,
      config_scopes_ok,
      "must be an array of 1 to 100 different scopes, each of 1 to 256 "
      "printable ASCII characters without blanks, quotes and backslashes"},
     {"oauthCallbackPort", FIELD_NUMBER, SIDE_HTTP, AT(oauth_callback_port), 1,
      65535, NULL, "must be a whole number from 1 to 65535"},
+    {"oauthGrant", FIELD_GRANT, SIDE_HTTP, AT(grant), 0, 0, NULL,
+     "must be authorization_code, client_credentials, jwt_bearer or "
+     "enterprise"},
+    {"oauthClientSecret", FIELD_TEXT, SIDE_HTTP, AT(oauth.client_secret), 0, 0,
+     NULL, config_text_must},
+    {"oauthPrivateKey", FIELD_TEXT, SIDE_HTTP, AT(oauth.private_key), 0, 0,
+     NULL, config_text_must},
+    {"oauthKeyId", FIELD_TEXT, SIDE_HTTP, AT(oauth.key_id), 0, 0,
+     config_key_id_ok, config_id_must},
+    {"oauthTokenAuth", FIELD_TEXT, SIDE_HTTP, AT(oauth.token_auth), 0, 0,
+     config_token_auth_ok, "must be basic, post or none"},
+    {"oauthIssuer", FIELD_TEXT, SIDE_HTTP, AT(oauth.issuer), 0, 0, NULL,
+     config_text_must},
+    {"oauthAssertion", FIELD_TEXT, SIDE_HTTP, AT(oauth.assertion), 0, 0, NULL,
+     config_text_must},
+    {"oauthIdToken", FIELD_TEXT, SIDE_HTTP, AT(oauth.id_token), 0, 0, NULL,
+     config_text_must},
+    {"oauthIdpTokenUrl", FIELD_TEXT, SIDE_HTTP, AT(oauth.idp_url), 0, 0, NULL,
+     config_text_must},
+    {"oauthIdpClientId", FIELD_TEXT, SIDE_HTTP, AT(oauth.idp_client_id), 0, 0,
+     config_idp_client_ok, config_id_must},
+    {"oauthIdpClientSecret", FIELD_TEXT, SIDE_HTTP,
+     AT(oauth.idp_client_secret), 0, 0, NULL, config_text_must},
+    {"oauthDpop", FIELD_FLAG, SIDE_HTTP, AT(dpop), 0, 0, NULL,
+     "must be true or false"},
     {"disabled", FIELD_FLAG, SIDE_BOTH, AT(disabled), 0, 0, NULL,
      "must be true or false"},
     {"timeoutMs", FIELD_NUMBER, SIDE_BOTH, AT(timeout_ms), TIME_OPTION_LEAST,
@@ -9617,10 +10971,8 @@ static const field_def config_fields[] = {
      "supported)"},
     {"command", FIELD_TEXT, SIDE_BOTH, AT(command), 0, 0, NULL,
      "must be a string that is not empty; arguments go into args"},
-    {"cwd", FIELD_TEXT, SIDE_STDIO, AT(cwd), 0, 0, NULL,
-     "must be a string that is not empty"},
-    {"url", FIELD_TEXT, SIDE_BOTH, AT(url), 0, 0, NULL,
-     "must be a string that is not empty"},
+    {"cwd", FIELD_TEXT, SIDE_STDIO, AT(cwd), 0, 0, NULL, config_text_must},
+    {"url", FIELD_TEXT, SIDE_BOTH, AT(url), 0, 0, NULL, config_text_must},
     {"args", FIELD_LIST, SIDE_STDIO, AT(args), 0, 0, NULL,
      "must be an array of strings"},
     {"env", FIELD_PAIRS, SIDE_STDIO, AT(env), 0, 0, config_env_ok,
@@ -9632,6 +10984,55 @@ static const field_def config_fields[] = {
 };
 
 #undef AT
+
+enum {  // sets of oauth_grant
+    FOR_CODE = 1 << GRANT_CODE,
+    FOR_CLIENT = 1 << GRANT_CLIENT,
+    FOR_JWT = 1 << GRANT_JWT,
+    FOR_ENTERPRISE = 1 << GRANT_ENTERPRISE,
+    FOR_ALL = FOR_CODE | FOR_CLIENT | FOR_JWT | FOR_ENTERPRISE
+};
+
+// What the texts for signing in have to do with each other. Those that are
+// `secret` may be printed by a command and are masked wherever they show.
+typedef struct oauth_def {
+    const char *field;
+    size_t at;           // in oauth_texts
+    bool secret, place;  // place: it is a URL
+    unsigned with;       // the grants that know it
+    unsigned need;       // those that cannot do without it
+    const char *beside;  // a field it is of no use without; NULL: none
+} oauth_def;
+
+#define AT(member) offsetof(oauth_texts, member)
+
+static const oauth_def oauth_defs[] = {
+    {"oauthClientId", AT(client_id), false, false, FOR_ALL,
+     FOR_CLIENT | FOR_ENTERPRISE, NULL},
+    {"oauthClientSecret", AT(client_secret), true, false, FOR_ALL, 0,
+     "oauthClientId"},
+    {"oauthPrivateKey", AT(private_key), true, false, FOR_ALL, 0,
+     "oauthClientId"},
+    {"oauthKeyId", AT(key_id), false, false, FOR_ALL, 0, "oauthPrivateKey"},
+    {"oauthTokenAuth", AT(token_auth), false, false, FOR_ALL, 0,
+     "oauthClientId"},
+    {"oauthIssuer", AT(issuer), false, true, FOR_ALL, 0, NULL},
+    {"oauthAssertion", AT(assertion), true, false, FOR_JWT, FOR_JWT, NULL},
+    {"oauthIdToken", AT(id_token), true, false, FOR_ENTERPRISE,
+     FOR_ENTERPRISE, NULL},
+    {"oauthIdpTokenUrl", AT(idp_url), false, true, FOR_ENTERPRISE,
+     FOR_ENTERPRISE, NULL},
+    {"oauthIdpClientId", AT(idp_client_id), false, false, FOR_ENTERPRISE,
+     FOR_ENTERPRISE, NULL},
+    {"oauthIdpClientSecret", AT(idp_client_secret), true, false,
+     FOR_ENTERPRISE, 0, NULL},
+};
+
+#undef AT
+
+// By the grants' numbers.
+static const char *const oauth_grants[] = {
+    "authorization_code", "client_credentials", "jwt_bearer", "enterprise"};
 
 // What other clients call a field that has another name here: a definition is
 // mostly copied from somewhere, and the right word saves a search.
@@ -9701,6 +11102,15 @@ static bool config_protocol(mcp_json v, protocol_choice *out) {
     return true;
 }
 
+static bool config_grant(mcp_json v, oauth_grant *out) {
+    for (int i = 0; i < (int)COUNT(oauth_grants); i++) {
+        if (!str_is(mcp_view(v), oauth_grants[i])) continue;
+        *out = (oauth_grant)i;
+        return true;
+    }
+    return false;
+}
+
 // Take one field's value into *c. False: it is not what it must be, or there
 // is no memory, which the arena knows.
 static bool config_field(arena *a, server_config *c, const field_def *f,
@@ -9727,6 +11137,8 @@ static bool config_field(arena *a, server_config *c, const field_def *f,
         return *(int *)to >= f->low;
     case FIELD_PROTOCOL:
         return config_protocol(v, to);
+    case FIELD_GRANT:
+        return config_grant(v, to);
     }
     return false;
 }
@@ -9776,14 +11188,92 @@ static void config_unknown(config *c, server_config *s, const char *file,
 }
 
 // A URL without variables can be judged now; the others at use.
-static void config_check_url(config *c, server_config *s, const char *file) {
+static void config_check_url(config *c, server_config *s, const char *file,
+                             const char *field, const char *text) {
     url u;
-    if (s->bad || !s->url || str_find(str_of(s->url), S("${")) != SIZE_MAX)
+    if (s->bad || !text || str_find(str_of(text), S("${")) != SIZE_MAX)
         return;
-    if (url_parse(c->arena.mem, str_of(s->url), &u) == MCP_PROTOCOL_ERROR)
-        config_bad(c, s, file, "field \"url\" %s", config_url_must);
+    if (url_parse(c->arena.mem, str_of(text), &u) == MCP_PROTOCOL_ERROR)
+        config_bad(c, s, file, "field \"%s\" %s", field, config_url_must);
     else
         url_free(c->arena.mem, &u);
+}
+
+// One of the texts for signing in; NULL: not given.
+static char **oauth_at(oauth_texts *t, const oauth_def *f) {
+    return (char **)((char *)t + f->at);
+}
+
+static const char *oauth_text(const oauth_texts *t, const oauth_def *f) {
+    return *(char *const *)((const char *)t + f->at);
+}
+
+// By the name of the field, which is one of the table's.
+static const oauth_def *oauth_named(const char *field) {
+    size_t i = 0;
+    while (strcmp(oauth_defs[i].field, field)) i++;
+    return &oauth_defs[i];
+}
+
+// Which way of proving who the client is was meant must be plain: a secret that
+// is then not sent, or a key beside it, would be a riddle for whoever looks.
+static void config_oauth_client(config *c, server_config *s,
+                                const char *file) {
+    const oauth_texts *t = &s->oauth;
+    str how = str_of(t->token_auth);
+
+    if (t->client_secret && t->private_key)
+        config_bad(c, s, file, "give oauthClientSecret or oauthPrivateKey, "
+                               "not both");
+    if (str_is(how, "none") && (t->client_secret || t->private_key))
+        config_bad(c, s, file, "oauthTokenAuth \"none\" does not go with a "
+                               "secret or key");
+    if (how.len && !str_is(how, "none") && !t->client_secret)
+        config_bad(c, s, file, "oauthTokenAuth \"%s\" needs "
+                               "oauthClientSecret", t->token_auth);
+    if (s->grant == GRANT_CLIENT && !t->client_secret && !t->private_key)
+        config_bad(c, s, file, "oauthGrant client_credentials needs "
+                               "oauthClientSecret or oauthPrivateKey");
+    if (s->grant != GRANT_CODE && s->oauth_callback_port)
+        config_bad(c, s, file, "oauthCallbackPort does not go with oauthGrant "
+                               "%s: no browser takes part",
+                   oauth_grants[s->grant]);
+}
+
+// Which fields a grant wants, and which it would ignore.
+static void config_oauth(config *c, server_config *s, const char *file) {
+    unsigned grant = 1U << s->grant;
+
+    for (size_t i = 0; i < COUNT(oauth_defs); i++) {
+        const oauth_def *f = &oauth_defs[i];
+        const char *text = oauth_text(&s->oauth, f);
+        if (!text && (f->need & grant))
+            config_bad(c, s, file, "oauthGrant %s needs %s",
+                       oauth_grants[s->grant], f->field);
+        if (!text) continue;
+        if (!(f->with & grant))
+            config_bad(c, s, file, "%s goes with oauthGrant %s only", f->field,
+                       f->with == FOR_JWT ? "jwt_bearer" : "enterprise");
+        if (f->beside && !oauth_text(&s->oauth, oauth_named(f->beside)))
+            config_bad(c, s, file, "%s needs %s", f->field, f->beside);
+        if (f->place) config_check_url(c, s, file, f->field, text);
+    }
+    config_oauth_client(c, s, file);
+}
+
+// Is there a field whose name begins with "oauth"?
+static bool config_has_oauth(mcp_json def) {
+    for (size_t i = 0; i < COUNT(config_fields); i++)
+        if (str_starts(str_of(config_fields[i].name), S("oauth")) &&
+            mcp_exists(json_get(def, str_of(config_fields[i].name))))
+            return true;
+    return false;
+}
+
+// Do we sign in to it? The header that the user wrote wins, and says all.
+SPARE static bool config_uses_oauth(const server_config *c) {
+    return USE_OAUTH && c->transport == TRANSPORT_HTTP &&
+           !config_pair(&c->headers, S("authorization"), true);
 }
 
 // What two fields mean together. This holds for a disabled server too: it may
@@ -9808,10 +11298,11 @@ static void config_together(config *c, server_config *s, const char *file,
             config_bad(c, s, file, "field \"%s\" does not go with \"%s\"",
                        config_fields[i].name, has);
     if (config_pair(&s->headers, S("authorization"), true) &&
-        (s->oauth_client_id || s->oauth_scopes.n || s->oauth_callback_port))
+        config_has_oauth(def))
         config_bad(c, s, file,
                    "the oauth fields do not go with an Authorization header");
-    config_check_url(c, s, file);
+    config_check_url(c, s, file, "url", s->url);
+    config_oauth(c, s, file);
 }
 
 // What a broken entry was to be, for who lists the servers.
@@ -9942,6 +11433,17 @@ static bool config_allows(const server_config *c, str tool) {
         in = !glob_match(str_of(c->exclude.list[i]), tool);
     return in;
 }
+
+//=============================================================================
+// MARK: - 14b Files
+//
+// The mcpServers files: which there are, whether a project's is trusted, and
+// how a load puts them together; and the private files of the cache.
+//
+// What may surprise: what an untrusted project file holds is not looked at,
+// except to ask about it or to trust it. A file that cannot be parsed fails the
+// whole load, as half a configuration is another configuration.
+//=============================================================================
 
 // A variable of ours that is to name a place: an empty one names none.
 static const char *config_env(mcp *m, const char *name) {
@@ -10488,7 +11990,7 @@ static bool cache_remove(mcp *m, const char *name, const char *suffix) {
 }
 
 //=============================================================================
-// MARK: - 14b Resolving
+// MARK: - 14c Resolving
 //
 // A definition with its variables filled in and, for a connection, with what
 // its secret commands print. Both happen at use: a search in the cache runs no
@@ -10523,8 +12025,9 @@ typedef struct resolved {  // a definition with everything filled in
     url url;              // http
     strings headers;      // name, value ...
     strings over;         // stdio: the definition's env: name, value ...
-    char *oauth_client_id;
+    oauth_texts oauth;
     strings commands;     // name, text ...: secret commands to run
+    strings oauth_commands;  // the same of the oauth fields, run later
     hex64 identity;       // fingerprint of what it is (commands unrun)
 } resolved;
 
@@ -10550,10 +12053,20 @@ static void fill_fail(fill_work *f, const char *field, const char *fmt, ...) {
                  "server \"%s\": field \"%s\": %s", f->c->name, field, why);
 }
 
+// A value that is hidden for good, for as long as it is in use, or no longer.
+typedef enum hiding { HIDE_STAYS, HIDE_LENT, HIDE_DROP } hiding;
+
+static bool config_hide_one(mcp *m, str value, hiding how) {
+    if (how == HIDE_STAYS) return secrets_add(&m->secrets, value);
+    if (how == HIDE_LENT) return secrets_lend(&m->secrets, value);
+    secrets_drop(&m->secrets, value);
+    return true;
+}
+
 // From now on the value appears in no message and no trace. Words that stand
 // in every JSON text are left out: they tell nothing and hide much.
 // Logs are told line by line, so each line of a value counts as well.
-static mcp_code config_hide(mcp *m, str value, diag *d) {
+static mcp_code config_hide_as(mcp *m, str value, hiding how, diag *d) {
     static const char *const plain[] = {"true", "false", "null", "none",
                                         "info", "debug", "localhost"};
     bool ok, more = value.len && memchr(value.ptr, '\n', value.len);
@@ -10561,13 +12074,17 @@ static mcp_code config_hide(mcp *m, str value, diag *d) {
 
     for (size_t i = 0; i < COUNT(plain); i++)
         if (str_eq_nocase(value, str_of(plain[i]))) return MCP_OK;
-    ok = secrets_add(&m->secrets, value);
+    ok = config_hide_one(m, value, how);
     for (int i = 0; ok && more && i < HIDE_LINES; i++) {
         more = str_cut(value, '\n', &line, &value);
         line = str_trim(line);
-        if (line.len >= HIDE_LEAST) ok = secrets_add(&m->secrets, line);
+        if (line.len >= HIDE_LEAST) ok = config_hide_one(m, line, how);
     }
     return ok ? MCP_OK : fail(d, MCP_OUT_OF_MEMORY, NULL);
+}
+
+static mcp_code config_hide(mcp *m, str value, diag *d) {
+    return config_hide_as(m, value, HIDE_STAYS, d);
 }
 
 // A header's value, and what follows its scheme: "Bearer x" is also known as
@@ -10749,6 +12266,62 @@ static void *fill_new(fill_work *f, size_t n, size_t size) {
     return p;
 }
 
+// A secret of the sign-in. That of a command stays NULL: it is run when a token
+// is asked for (secret_start_oauth), not before, and perhaps never.
+static void fill_secret(fill_work *f, const oauth_def *def,
+                        const char *written) {
+    strings *todo = &f->r->oauth_commands;
+    char **to = oauth_at(&f->r->oauth, def);
+
+    if (!fill_is_command(written)) {
+        *to = fill_text(f, def->field, written, FILL_DOLLARS);
+        if (f->rc) return;
+        if (!**to) fill_fail(f, def->field, "is empty");
+        if (!f->rc) f->rc = config_hide(f->m, str_of(*to), f->d);
+        return;
+    }
+    todo->list[todo->n] = arena_text(&f->r->arena, str_of(def->field));
+    todo->list[todo->n + 1] = arena_text(&f->r->arena, str_of(written + 1));
+    todo->n += 2;
+    if (f->r->arena.err) f->rc = fail(f->d, f->r->arena.err, NULL);
+}
+
+// A URL of the sign-in, filled in.
+static void fill_place(fill_work *f, const char *field, const char *text) {
+    url u;
+    mcp_code rc = url_parse(&f->m->mem, str_of(text), &u);
+
+    if (rc == MCP_PROTOCOL_ERROR)
+        fill_fail(f, field, "%s", config_url_must);
+    else if (rc)
+        f->rc = fail(f->d, rc, NULL);
+    else
+        url_free(&f->m->mem, &u);
+}
+
+// All that is written for signing in, but for what commands will print.
+static void fill_oauth(fill_work *f) {
+    const oauth_texts *from = &f->c->oauth;
+
+    f->r->oauth_commands.list =
+        fill_new(f, 2 * COUNT(oauth_defs), sizeof(char *));
+    for (size_t i = 0; i < COUNT(oauth_defs) && !f->rc; i++) {
+        const oauth_def *def = &oauth_defs[i];
+        const char *text = oauth_text(from, def);
+        char **to = oauth_at(&f->r->oauth, def);
+        if (!text) continue;
+        if (def->secret) {
+            fill_secret(f, def, text);
+            continue;
+        }
+        *to = fill_text(f, def->field, text, 0);
+        if (!f->rc && def->place) fill_place(f, def->field, *to);
+        if (!f->rc && !def->place && !config_client_text_ok(str_of(*to)))
+            fill_fail(f, def->field,
+                      "is blank, too long or has control characters");
+    }
+}
+
 // Values of headers or variables. One that is a command waits in r->commands
 // and is judged when it has printed; an escaped "$!" is none.
 static void fill_pairs(fill_work *f, bool headers, const strings *from,
@@ -10843,11 +12416,7 @@ static void fill_http(fill_work *f) {
             f->rc = config_hide_query(f->m, r->url.query, f->d);
     }
     fill_pairs(f, true, &c->headers, &r->headers);
-    if (!c->oauth_client_id) return;
-    r->oauth_client_id = fill_text(f, "oauthClientId", c->oauth_client_id, 0);
-    if (!f->rc && !config_client_text_ok(str_of(r->oauth_client_id)))
-        fill_fail(f, "oauthClientId",
-                  "is blank, too long or has control characters");
+    fill_oauth(f);
 }
 
 // A list as an array, for the fingerprint and for `get`.
@@ -10877,6 +12446,28 @@ static void w_values(mcp_writer *w, const char *key, const strings *now,
     mcp_w_end(w);
 }
 
+// What is written for signing in. A secret stands as its value does, within a
+// fingerprint that does not give it back; a command as an object, as above.
+static void w_oauth(mcp_writer *w, const server_config *c, const resolved *r) {
+    const strings *todo = &r->oauth_commands;
+
+    w_key(w, S("oauth"));
+    mcp_w_object(w);
+    w_pair_int(w, "grant", (int64_t)c->grant);
+    w_pair_bool(w, "dpop", c->dpop);
+    for (size_t i = 0; i < COUNT(oauth_defs); i++) {
+        const char *text = oauth_text(&r->oauth, &oauth_defs[i]);
+        if (text) w_pair(w, oauth_defs[i].field, str_of(text));
+    }
+    for (uint32_t i = 0; i < todo->n; i += 2) {
+        w_key(w, str_of(todo->list[i]));
+        mcp_w_object(w);
+        w_pair(w, "command", str_of(todo->list[i + 1]));
+        mcp_w_end(w);
+    }
+    mcp_w_end(w);
+}
+
 // What makes this server this server: a cache or an activation of another
 // definition, directory, PATH or HOME must not be taken for its own. What a
 // secret command prints is not part of it, so a rotated token keeps its cache;
@@ -10901,7 +12492,7 @@ static void fill_identity_json(fill_work *f, mcp_writer *w) {
     w_values(w, "env", &r->over, &c->env);
     w_pair(w, "url", str_of(r->url.text));
     w_values(w, "headers", &r->headers, &c->headers);
-    w_pair(w, "client", str_of(r->oauth_client_id));
+    w_oauth(w, c, r);
     w_texts(w, "scopes", &c->oauth_scopes);
     w_pair_int(w, "port", c->oauth_callback_port);
     w_pair_bool(w, "filtered", c->has_include);
@@ -10958,33 +12549,47 @@ static mcp_code config_resolve(mcp *m, const server_config *c, resolved **out,
     return MCP_OK;
 }
 
-// The secret commands of one connection attempt, one after another under one
-// deadline. A helper of section 13 runs each; it takes words that are not
-// const, so the shell's name has a place here.
+// The secret commands of one connection attempt or one request for a token, one
+// after another under one deadline. A helper of section 13 runs each; it takes
+// words that are not const, so the shell's name has a place here.
 typedef struct secret_run {
     mcp *m;
     resolved *r;
+    const strings *commands;  // one of r's two lists
     job *owner;
     helper *helper;
     char shell[8], flag[3];
     char *argv[4];
-    uint32_t at;  // in r->commands
+    uint32_t at;              // in it
     int64_t deadline;
 } secret_run;
 
-// `r` stays the caller's and must outlive the run.
-static secret_run *secret_start(mcp *m, const server_config *c, resolved *r,
-                                job *owner) {
+static secret_run *secret_new(mcp *m, const server_config *c, resolved *r,
+                              job *owner, const strings *commands) {
     int64_t ms = c->timeout_ms && c->timeout_ms < TIME_SECRETS
                      ? c->timeout_ms : TIME_SECRETS;
     secret_run *s = mem_new(&m->mem, sizeof *s);
     if (!s) return NULL;
     s->m = m;
     s->r = r;
+    s->commands = commands;
     s->owner = owner;
     s->deadline = m->loop.now + ms;
     job_wake(m, owner);  // the first secret_take() starts the first command
     return s;
+}
+
+// For headers or variables. `r` stays the caller's and must outlive the run.
+static secret_run *secret_start(mcp *m, const server_config *c, resolved *r,
+                                job *owner) {
+    return secret_new(m, c, r, owner, &r->commands);
+}
+
+// For r->oauth, as often as a token is to be fetched: what the commands print
+// may be another text each time.
+SPARE static secret_run *secret_start_oauth(mcp *m, const server_config *c,
+                                            resolved *r, job *owner) {
+    return secret_new(m, c, r, owner, &r->oauth_commands);
 }
 
 // Kills what still runs, and all that it started.
@@ -10994,14 +12599,19 @@ static void secret_free(mcp *m, secret_run *s) {
     mem_free(&m->mem, s, sizeof *s);
 }
 
-// What is told is the name of the header or variable: neither the command nor
-// what it printed may be seen anywhere.
+static bool secret_is_oauth(const secret_run *s) {
+    return s->commands == &s->r->oauth_commands;
+}
+
+// What is told is the name of the header, variable or field: neither the
+// command nor what it printed may be seen anywhere.
 static mcp_code secret_fail(const secret_run *s, diag *d, mcp_code rc,
                             const char *why) {
     if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
     return fail(d, rc, "%s \"%s\": its secret command %s",
-                s->r->url.text ? "header" : "variable",
-                s->r->commands.list[s->at], why);
+                secret_is_oauth(s)  ? "field"
+                : s->r->url.text ? "header" : "variable",
+                s->commands->list[s->at], why);
 }
 
 // The user's own shell line, with our whole environment (the helper has to find
@@ -11015,7 +12625,7 @@ static bool secret_begin(secret_run *s) {
     memcpy(s->flag, "-c", sizeof s->flag);
     s->argv[0] = s->shell;
     s->argv[1] = s->flag;
-    s->argv[2] = s->r->commands.list[s->at + 1];
+    s->argv[2] = s->commands->list[s->at + 1];
     spec.argv = s->argv;
     spec.env = s->m->os.environ(&s->m->os);
     spec.cwd = s->r->cwd ? s->r->cwd : c ? c->project_dir : NULL;
@@ -11025,25 +12635,50 @@ static bool secret_begin(secret_run *s) {
     return s->helper != NULL;
 }
 
-// Put what a command printed where its value goes. A line break in it would be
-// a second header, NUL would end a variable early: both are refused, not cut.
-static mcp_code secret_keep(secret_run *s, str value, diag *d) {
+// Where the value of the present command goes. The same pointer, not the same
+// text: fill_pairs() put the name in both lists.
+static char **secret_target(secret_run *s) {
     strings *to = s->r->url.text ? &s->r->headers : &s->r->over;
+    char *name = s->commands->list[s->at];
+    uint32_t i = 0;
+
+    if (secret_is_oauth(s)) return oauth_at(&s->r->oauth, oauth_named(name));
+    while (to->list[i] != name) i += 2;
+    return &to->list[i + 1];
+}
+
+// A text of the sign-in. It may be fetched every hour for years: the same one
+// again needs no new place, and one that is replaced is hidden no longer.
+static mcp_code secret_renew(secret_run *s, char **to, str value, diag *d) {
     char *copy;
+
+    if (*to && str_is(value, *to)) return MCP_OK;
+    copy = arena_text(&s->r->arena, value);
+    if (!copy) return fail(d, s->r->arena.err, NULL);
+    if (config_hide_as(s->m, value, HIDE_LENT, d)) return d->code;
+    if (*to) config_hide_as(s->m, str_of(*to), HIDE_DROP, NULL);
+    *to = copy;
+    return MCP_OK;
+}
+
+// Put what a command printed where its value goes. A line break in it would be
+// a second header, NUL would end a text early: both are refused, not cut. (A
+// key in PEM has its line breaks; it goes into no header.)
+static mcp_code secret_keep(secret_run *s, str value, diag *d) {
+    bool header = s->r->url.text && !secret_is_oauth(s);
+    char **to = secret_target(s), *copy;
 
     value = str_trim(value);
     if (!value.len)
         return secret_fail(s, d, MCP_SECRET_LOOKUP_FAILED, "printed nothing");
     if (memchr(value.ptr, 0, value.len) ||
-        (s->r->url.text && !header_value_ok(value)))
+        (header && !header_value_ok(value)))
         return secret_fail(s, d, MCP_SECRET_LOOKUP_FAILED,
                            "printed what cannot be a value");
+    if (secret_is_oauth(s)) return secret_renew(s, to, value, d);
     copy = arena_text(&s->r->arena, value);
     if (!copy) return fail(d, MCP_OUT_OF_MEMORY, NULL);
-    // The same pointer, not the same text: fill_pairs() put it in both lists.
-    for (uint32_t i = 0; i < to->n; i += 2)
-        if (to->list[i] == s->r->commands.list[s->at])
-            to->list[i + 1] = copy;
+    *to = copy;
     return config_hide_value(s->m, value, d);
 }
 
@@ -11073,7 +12708,7 @@ static mcp_code secret_outcome(secret_run *s, mcp_code rc, str text,
 
 // PENDING until all have printed; then r is whole.
 static mcp_code secret_take(secret_run *s, diag *d) {
-    while (s->at < s->r->commands.n) {
+    while (s->at < s->commands->n) {
         assert(s->at % 2 == 0);  // at a name
         str text = str_make(NULL, 0);
         int status = -1;
@@ -11093,7 +12728,7 @@ static mcp_code secret_take(secret_run *s, diag *d) {
 }
 
 //=============================================================================
-// MARK: - 14c Edits
+// MARK: - 14d Edits
 //
 // Add, remove, enable, disable: one routine that reads both files under a
 // lock, changes one and puts it in place in one step.
@@ -11690,6 +13325,6181 @@ static mcp_code config_trust(mcp *m, bool remove, buf *told, diag *d) {
 #endif
 
 //=============================================================================
+// MARK: - 15 Credentials
+//
+// What is kept of a sign-in: for one account (a server's name, its URL and the
+// configured client id) a record, and in it a grant for each authorization
+// server that ever let us in, keyed by its issuer. So no token or client can
+// be sent to an issuer that did not give it, and a server that moves to
+// another issuer leaves the old one's grant where it was.
+//
+// A record is one JSON text with a version. It comes back from places that
+// others can write to, so it is read strictly: another URL, another client, a
+// member that we do not write, and it is not used at all. What is said about
+// it then shows nothing of it.
+//
+// Memory that held a secret is overwritten before it is given back, where we
+// still have all of it in hand. What a buffer left behind as it grew is not:
+// that would take an allocator of its own, and who can read our memory can
+// also wait for the next token.
+//=============================================================================
+
+#if USE_OAUTH
+
+// What one authorization server (issuer) has given us. All strings are in the
+// record's arena; NULL: none.
+typedef struct grant {
+    char *issuer;         // byte for byte
+    bool origin_only;     // 2025-03-26: the server's origin stands for it
+    // The client there.
+    char *client_id, *client_secret, *client_auth;  // auth: basic, post, none
+    char *registration;   // configured, document, dynamic
+    int64_t secret_expires;  // unix seconds, 0: never
+    char *redirect_uri, *registered_scope;
+    // The tokens.
+    char *access, *refresh, *scope;  // scope: granted, blank-separated
+    char *wanted;         // scopes that a server missed since then
+    bool trial;           // a sign-in with this client has begun, not ended
+    bool inner;           // the server was in a private network, and so may be
+                          // the issuer
+    bool dpop;            // token_type DPoP
+    int64_t expires;      // of access, unix seconds, 0: unknown
+    char *id;             // random, made at each authorization
+    char *resource;       // RFC 8707, as it was asked for
+    char *token_url, *revocation_url;
+    char *key;            // DPoP key: base64url of the 32 secret bytes
+} grant;
+
+// All that is kept for one account.
+typedef struct record {
+    arena arena;
+    mem *mem;
+    char *url, *client_id;  // the account is for these; checked when read
+    grant **grants;         // at most LIMIT_GRANTS
+    uint32_t n;
+    char *current;          // issuer of the tokens in use, or NULL
+} record;
+
+enum {
+    RECORD_VERSION = 1,
+    RECORD_SCOPE = LIMIT_SCOPES * (LIMIT_SCOPE + 1),
+    RECORD_ARENA = 1 << 20  // a record of LIMIT_RECORD and what is set in it
+};
+
+// The members of a grant, as they stand in the text and in the struct.
+static const struct {
+    const char *key;
+    size_t at;
+    size_t most;
+} grant_texts[] = {
+    {"clientId", offsetof(grant, client_id), LIMIT_CLIENT_ID},
+    {"clientSecret", offsetof(grant, client_secret), LIMIT_TOKEN},
+    {"clientAuth", offsetof(grant, client_auth), LIMIT_SCOPE},
+    {"registration", offsetof(grant, registration), LIMIT_SCOPE},
+    {"redirectUri", offsetof(grant, redirect_uri), LIMIT_URL},
+    {"registeredScope", offsetof(grant, registered_scope), RECORD_SCOPE},
+    {"access", offsetof(grant, access), LIMIT_TOKEN},
+    {"refresh", offsetof(grant, refresh), LIMIT_TOKEN},
+    {"scope", offsetof(grant, scope), RECORD_SCOPE},
+    {"wanted", offsetof(grant, wanted), RECORD_SCOPE},
+    {"id", offsetof(grant, id), LIMIT_SCOPE},
+    {"resource", offsetof(grant, resource), LIMIT_URL},
+    {"tokenUrl", offsetof(grant, token_url), LIMIT_URL},
+    {"revocationUrl", offsetof(grant, revocation_url), LIMIT_URL},
+    {"key", offsetof(grant, key), LIMIT_SCOPE},
+};
+
+static const struct {
+    const char *key;
+    size_t at;
+} grant_flags[] = {
+    {"originOnly", offsetof(grant, origin_only)},
+    {"dpop", offsetof(grant, dpop)},
+    {"trial", offsetof(grant, trial)},
+    {"inner", offsetof(grant, inner)},
+}, grant_times[] = {
+    {"secretExpires", offsetof(grant, secret_expires)},
+    {"expires", offsetof(grant, expires)},
+};
+
+// A member by its place in the struct, which is of the type of its table.
+static char **grant_text(grant *g, size_t at) {
+    return (char **)(void *)((char *)g + at);
+}
+
+static bool *grant_flag(grant *g, size_t at) {
+    return (bool *)(void *)((char *)g + at);
+}
+
+static int64_t *grant_time(grant *g, size_t at) {
+    return (int64_t *)(void *)((char *)g + at);
+}
+
+// memset() before a free may be left out by a compiler; this may not.
+static void wipe(void *p, size_t n) {
+    volatile unsigned char *at = p;
+    for (size_t i = 0; i < n; i++) at[i] = 0;
+}
+
+// As buf_free().
+static void buf_wipe(buf *b) {
+    if (b->ptr) wipe(b->ptr, b->cap);
+    buf_free(b);
+}
+
+// The text and the decoded strings; where they lie is section 7's to say.
+static void json_wipe(mcp_doc *d) {
+    size_t at;
+
+    if (!d) return;
+    at = (size_t)(d->text - (const char *)d);
+    wipe((char *)d + at, d->size - at);
+    json_free(d);
+}
+
+// What its blocks hold, but not their heads; it is ready for use again.
+static void arena_wipe(arena *a) {
+    for (struct arena_block *b = a->block; b; b = b->next)
+        wipe((char *)b + sizeof *b, b->size - sizeof *b);
+    arena_free(a);
+}
+
+// With all that its grants point to.
+static void record_free(mcp *m, record *r) {
+    if (!r) return;
+    arena_wipe(&r->arena);
+    mem_free(&m->mem, r, sizeof *r);
+}
+
+// An empty one. NULL: no memory. `client_id` NULL: none is configured.
+static record *record_new(mcp *m, const char *site, const char *client_id) {
+    record *r = mem_new(&m->mem, sizeof *r);
+
+    if (!r) return NULL;
+    r->mem = &m->mem;
+    arena_init(&r->arena, &m->mem, RECORD_ARENA);
+    r->url = arena_text(&r->arena, str_of(site));
+    if (client_id) r->client_id = arena_text(&r->arena, str_of(client_id));
+    r->grants = arena_new(&r->arena, LIMIT_GRANTS * sizeof *r->grants);
+    if (!r->arena.err) return r;
+    record_free(m, r);
+    return NULL;
+}
+
+// The oldest goes, but for the one in use: a server that moves about can fill
+// the record, and must not keep us from signing in where it is now.
+static void record_make_room(record *r) {
+    uint32_t i = 0;
+
+    if (r->n < LIMIT_GRANTS) return;
+    if (r->current && str_is(str_of(r->current), r->grants[0]->issuer)) i = 1;
+    memmove(r->grants + i, r->grants + i + 1,
+            (r->n - i - 1) * sizeof *r->grants);
+    r->n--;
+}
+
+// The grant of an issuer; made if `make` says so (NULL then: no memory).
+static grant *record_grant(record *r, str issuer, bool make) {
+    grant *g;
+
+    for (uint32_t i = 0; i < r->n; i++)
+        if (str_is(issuer, r->grants[i]->issuer)) return r->grants[i];
+    if (!make) return NULL;
+    g = arena_new(&r->arena, sizeof *g);
+    if (!g) return NULL;
+    g->issuer = arena_text(&r->arena, issuer);
+    if (!g->issuer) return NULL;
+    record_make_room(r);
+    r->grants[r->n++] = g;
+    return g;
+}
+
+// The grant whose tokens are in use, or NULL. There is one at a time: the
+// server says which issuer it trusts (RFC 9728 section 2).
+static grant *record_current(const record *r) {
+    for (uint32_t i = 0; r->current && i < r->n; i++)
+        if (str_is(str_of(r->current), r->grants[i]->issuer))
+            return r->grants[i];
+    return NULL;
+}
+
+// Replace a text of a grant, or `current`: copies into the record's arena.
+// value.ptr NULL: none. False: no memory, and the old one stays. The old one
+// may be a part of `value`, so it is not overwritten here.
+static bool record_set(record *r, char **at, str value) {
+    char *copy = value.ptr ? arena_text(&r->arena, value) : NULL;
+
+    if (value.ptr && !copy) return false;
+    *at = copy;
+    return true;
+}
+
+// NULL, false and 0 are left out: absent and unknown are one. Strings are
+// UTF-8, as they came out of JSON or were made by us (RFC 8259 section 8.1).
+static void grant_write(mcp_writer *w, grant *g) {
+    mcp_w_object(w);
+    for (size_t i = 0; i < COUNT(grant_texts); i++) {
+        const char *z = *grant_text(g, grant_texts[i].at);
+        if (z) w_pair(w, grant_texts[i].key, str_of(z));
+    }
+    for (size_t i = 0; i < COUNT(grant_flags); i++)
+        if (*grant_flag(g, grant_flags[i].at))
+            w_pair_bool(w, grant_flags[i].key, true);
+    for (size_t i = 0; i < COUNT(grant_times); i++) {
+        int64_t t = *grant_time(g, grant_times[i].at);
+        if (t > 0) w_pair_int(w, grant_times[i].key, t);
+    }
+    mcp_w_end(w);
+}
+
+// Would record_read() take it? What a server made too long must be refused
+// now, not when it is needed.
+static mcp_code record_fits(const record *r, diag *d) {
+    for (uint32_t i = 0; i < r->n; i++) {
+        grant *g = r->grants[i];
+        if (strlen(g->issuer) > LIMIT_URL)
+            return fail(d, MCP_LIMIT_EXCEEDED,
+                        "the issuer is longer than %d bytes", LIMIT_URL);
+        for (size_t k = 0; k < COUNT(grant_texts); k++) {
+            const char *z = *grant_text(g, grant_texts[k].at);
+            if (z && strlen(z) > grant_texts[k].most)
+                return fail(d, MCP_LIMIT_EXCEEDED,
+                            "\"%s\" of the credentials is longer than %zu "
+                            "bytes", grant_texts[k].key, grant_texts[k].most);
+        }
+    }
+    return MCP_OK;
+}
+
+// Without the first `skip` grants, but for the one in use. The writer's memory
+// becomes that of `out`.
+static mcp_code record_try(const record *r, uint32_t skip, buf *out) {
+    const grant *current = record_current(r);
+    mcp_writer w;
+
+    w_init(&w, out->mem, LIMIT_RECORD);
+    mcp_w_object(&w);
+    w_pair_int(&w, "version", RECORD_VERSION);
+    w_pair(&w, "url", str_of(r->url));
+    if (r->client_id) w_pair(&w, "clientId", str_of(r->client_id));
+    if (current) w_pair(&w, "current", str_of(r->current));
+    mcp_w_key(&w, "grants");
+    mcp_w_object(&w);
+    for (uint32_t i = 0; i < r->n; i++) {
+        if (i < skip && r->grants[i] != current) continue;
+        mcp_w_key(&w, r->grants[i]->issuer);
+        grant_write(&w, r->grants[i]);
+    }
+    mcp_w_end(&w);
+    mcp_w_end(&w);
+    buf_wipe(out);
+    *out = w.b;
+    return w_err(&w);
+}
+
+// `out` is initialised with a limit of LIMIT_RECORD. If all is too much, the
+// oldest grants are left out: one can sign in there again.
+static mcp_code record_text(const record *r, buf *out, diag *d) {
+    mcp_code rc = record_fits(r, d);
+    uint32_t skip = 0;
+
+    if (rc) return rc;
+    do rc = record_try(r, skip, out);
+    while (rc == MCP_LIMIT_EXCEEDED && skip++ < r->n);
+    if (rc == MCP_LIMIT_EXCEEDED)
+        return fail(d, rc, "the credentials are more than %d bytes",
+                    LIMIT_RECORD);
+    return rc ? fail(d, rc, NULL) : MCP_OK;
+}
+
+// A text that we may have written: its length, and no control characters,
+// which could end a header line later.
+static bool record_clean(mcp_json v, size_t most, str *out) {
+    *out = mcp_view(v);
+    if (mcp_typeof(v) != MCP_STRING || out->len > most) return false;
+    for (size_t i = 0; i < out->len; i++)
+        if ((uint8_t)out->ptr[i] < 0x20 || out->ptr[i] == 0x7F) return false;
+    return true;
+}
+
+// One member of a grant. False: it is not as we write it, or no memory. Of two
+// of one name the last counts, as everywhere in section 7.
+static bool grant_member(record *r, grant *g, str key, mcp_json v) {
+    uint64_t n;
+    str s;
+
+    for (size_t i = 0; i < COUNT(grant_texts); i++) {
+        if (!str_is(key, grant_texts[i].key)) continue;
+        return record_clean(v, grant_texts[i].most, &s) &&
+               record_set(r, grant_text(g, grant_texts[i].at),
+                          s.ptr ? s : S(""));
+    }
+    for (size_t i = 0; i < COUNT(grant_flags); i++) {
+        if (!str_is(key, grant_flags[i].key)) continue;
+        *grant_flag(g, grant_flags[i].at) = mcp_boolean(v, false);
+        return mcp_typeof(v) == MCP_BOOL;
+    }
+    for (size_t i = 0; i < COUNT(grant_times); i++) {
+        if (!str_is(key, grant_times[i].key)) continue;
+        if (!json_to_u64(v, INT64_MAX, &n)) return false;
+        *grant_time(g, grant_times[i].at) = (int64_t)n;
+        return true;
+    }
+    return false;
+}
+
+// An issuer is compared byte for byte (RFC 8414 section 3.3), so one that
+// stands there twice, or holds a NUL, which would end it early, is none of
+// ours.
+static bool grants_read(record *r, mcp_json list) {
+    if (mcp_typeof(list) != MCP_OBJECT || mcp_length(list) > LIMIT_GRANTS)
+        return false;
+    for (mcp_json v = mcp_first(list); v.doc; v = mcp_next(v)) {
+        str issuer = json_key(v);
+        grant *g;
+        if (!issuer.len || issuer.len > LIMIT_URL ||
+            memchr(issuer.ptr, 0, issuer.len) ||
+            mcp_typeof(v) != MCP_OBJECT || record_grant(r, issuer, false))
+            return false;
+        g = record_grant(r, issuer, true);
+        if (!g) return false;
+        for (mcp_json w = mcp_first(v); w.doc; w = mcp_next(w))
+            if (!grant_member(r, g, json_key(w), w)) return false;
+    }
+    return true;
+}
+
+// The whole, every member known and of the right kind.
+static bool record_members(record *r, mcp_json root) {
+    bool version = false, site = false, client = !r->client_id, grants = false;
+    uint64_t n;
+    str s;
+
+    if (mcp_typeof(root) != MCP_OBJECT) return false;
+    for (mcp_json v = mcp_first(root); v.doc; v = mcp_next(v)) {
+        str key = json_key(v);
+        if (str_is(key, "version"))
+            version = json_to_u64(v, RECORD_VERSION, &n) && n;
+        else if (str_is(key, "url"))
+            site = str_is(mcp_view(v), r->url);
+        else if (str_is(key, "clientId"))
+            client = r->client_id && str_is(mcp_view(v), r->client_id);
+        else if (str_is(key, "grants") && !grants)
+            grants = grants_read(r, v);
+        else if (!str_is(key, "current") || !record_clean(v, LIMIT_URL, &s) ||
+                 !record_set(r, &r->current, s))
+            return false;
+    }
+    return version && site && client && grants &&
+           (!r->current || record_current(r));
+}
+
+// Its text back into a record. OPERATION_FAILED: it is none of ours, or not
+// for this server and client.
+static mcp_code record_read(mcp *m, const char *site, const char *client_id,
+                            str text, record **out, diag *d) {
+    record *r = record_new(m, site, client_id);
+    mcp_doc *doc = NULL;
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+
+    *out = NULL;
+    if (r) rc = json_parse(&m->mem, text, &doc, NULL, NULL);
+    if (!rc && record_members(r, json_root(doc))) {
+        *out = r;
+    } else {
+        if (rc != MCP_OUT_OF_MEMORY && r->arena.err != MCP_OUT_OF_MEMORY)
+            rc = fail(d, MCP_OPERATION_FAILED,
+                      "the stored credentials of this server are damaged or "
+                      "of another kind; sign out to remove them");
+        else
+            rc = fail(d, MCP_OUT_OF_MEMORY, NULL);
+        record_free(m, r);
+    }
+    json_wipe(doc);
+    return rc;
+}
+
+//=============================================================================
+// MARK: - 15b Stores
+//
+// Where records are kept: the host's own store, the memory of the handle, a
+// private file, or the keyring of the system. Which one is an option or
+// MCP_CREDENTIALS. There is no way from one to another: a keyring that cannot
+// be used is a failure, never a reason to write a file in clear.
+//
+// A keyring is reached through the program that its system brings, since its
+// libraries would be a dependency each: secret-tool for the Secret Service of
+// Linux desktops, security for the Keychain of macOS. Secrets go through their
+// stdin and stdout only; everybody can read the arguments of a process.
+// Both have limits, and one of them keeps silent about it (secret-tool cuts at
+// 8,192 bytes), so a record may be split over several items, and each item is
+// read back once it is written.
+//
+//   head   the record itself, or {"parts","set","size","digest"}
+//   part   1 to `parts`, of set "a" or "b"
+//
+// A new record goes into the set that is not in use; then the head is written,
+// which is the one moment when it counts; then the old set is removed. So a
+// reader without the lock sees the old record or the new one, or a digest that
+// does not agree: then it reads again.
+//=============================================================================
+
+typedef enum store_kind {
+    STORE_UNKNOWN,  // not decided yet
+    STORE_HOST,
+    STORE_MEMORY,
+    STORE_FILE,
+    STORE_SECRET_SERVICE,
+    STORE_KEYCHAIN
+} store_kind;
+
+#ifdef __APPLE__
+#define STORE_NATIVE STORE_KEYCHAIN
+#else
+#define STORE_NATIVE STORE_SECRET_SERVICE
+#endif
+
+typedef enum vault_goal {
+    VAULT_IDLE,
+    VAULT_READ,
+    VAULT_WRITE,
+    VAULT_REMOVE,
+    VAULT_TRY     // can it be written to?
+} vault_goal;
+
+// What is asked of a keyring's program.
+typedef enum ring_step {
+    RING_HEAD,    // look the head up
+    RING_SEARCH,  // it is not there, or the keyring is locked: which of them?
+    RING_PART,    // look part `at` up
+    RING_STORE,   // write item `at`; the head, 0, is the last
+    RING_VERIFY,  // read it back
+    RING_CLEAR,   // remove the set that is not in use any more, or all
+    RING_TRY,     // write an item that says nothing
+    RING_UNTRY    // remove it
+} ring_step;
+
+// One operation on a keyring.
+typedef struct ring {
+    helper *helper;     // runs, or NULL
+    ring_step step;
+    uint32_t at, parts; // item under work; parts of what is read or written
+    int tries;
+    bool found;         // there was a head
+    bool cleared;       // all was removed: see whether it is
+    char set;           // the one being read or written; 0: none
+    char old_set;       // in use when we began
+    uint32_t old_parts;
+    uint64_t size;      // as the head has it
+    hex64 digest;
+    buf head;           // to be written
+} ring;
+
+// One account in the store.
+typedef struct vault vault;
+struct vault {
+    job job;            // first; the lock is tried again
+    mcp *m;
+    vault *next;
+    job *owner;
+    arena arena;        // of the strings
+    char *name, *site, *client_id;
+    char *dir;          // for files and locks; NULL: there is none
+    store_kind kind;
+    hex64 account;
+    vault_goal goal;    // under way
+    buf text;           // being read or written
+    ring ring;
+    bool locked;
+    os_fd lock;         // -1: none
+};
+
+// What a handle keeps: records of STORE_MEMORY, and marks where there is no
+// cache on disk.
+typedef struct kept_record {
+    struct kept_record *next;
+    hex64 account;
+    hex64 mark;
+    char *text;         // NULL: only a mark
+    size_t n;
+} kept_record;
+
+struct vaults {
+    kept_record *kept;
+    vault *list;
+};
+
+// The entry of the account, made if `make` says so.
+static kept_record *kept_find(vault *v, bool make) {
+    struct vaults *all = v->m->vaults;
+    kept_record *k = all->kept;
+
+    while (k && strcmp(k->account, v->account)) k = k->next;
+    if (k || !make) return k;
+    k = mem_new(&v->m->mem, sizeof *k);
+    if (!k) return NULL;
+    memcpy(k->account, v->account, sizeof k->account);
+    k->next = all->kept;
+    all->kept = k;
+    return k;
+}
+
+// The text; the entry stays, as it may have a mark.
+static void kept_forget(mcp *m, kept_record *k) {
+    if (k->text) {
+        wipe(k->text, k->n);
+        mem_free(&m->mem, k->text, k->n);
+    }
+    k->text = NULL;
+    k->n = 0;
+}
+
+// Each store: read into v->text or write it or remove; *was: there is or was
+// something. PENDING: again when the owner is woken.
+static mcp_code memory_run(vault *v, bool *was, diag *d) {
+    kept_record *k = kept_find(v, v->goal == VAULT_WRITE);
+    char *copy;
+
+    if (v->goal == VAULT_TRY) return MCP_OK;
+    if (!k && v->goal == VAULT_WRITE) return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    *was = k && k->text;
+    if (v->goal == VAULT_READ) {
+        if (*was) buf_add(&v->text, str_make(k->text, k->n));
+        return v->text.err ? fail(d, v->text.err, NULL) : MCP_OK;
+    }
+    if (v->goal == VAULT_REMOVE) {
+        if (k) kept_forget(v->m, k);
+        return MCP_OK;
+    }
+    copy = mem_resize(&v->m->mem, NULL, 0, v->text.len);
+    if (!copy) return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    kept_forget(v->m, k);
+    memcpy(copy, v->text.ptr, v->text.len);
+    k->text = copy;
+    k->n = v->text.len;
+    return MCP_OK;
+}
+
+// Reads first, also to remove: whether there was something is asked for. The
+// host may answer from a database, a web request or a chip; that it cannot now
+// is an answer too, and different from "none" (see mcp_store).
+static mcp_code host_run(vault *v, bool *was, diag *d) {
+    const mcp_store *s = v->m->opt.store;
+    ptrdiff_t n;
+    int r = 0;
+
+    if (!s->read || !s->write || !s->remove)
+        return fail(d, MCP_MISUSE, "mcp_options.store lacks a function");
+    if (v->goal == VAULT_TRY) return MCP_OK;
+    if (v->goal == VAULT_WRITE) {
+        r = s->write(s->user, v->account, v->text.ptr, v->text.len);
+    } else {
+        if (!buf_reserve(&v->text, LIMIT_RECORD))
+            return fail(d, v->text.err, NULL);
+        n = s->read(s->user, v->account, v->text.ptr, LIMIT_RECORD);
+        *was = n > 0;
+        if (n < 0 || n > LIMIT_RECORD) r = -1;
+        else v->text.len = (size_t)n;
+        v->text.ptr[v->text.len] = 0;
+        if (*was && !r && v->goal == VAULT_REMOVE)
+            r = s->remove(s->user, v->account);
+    }
+    if (r == 0) return MCP_OK;
+    return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                "the program's own store for credentials failed");
+}
+
+#if USE_FILES
+
+// A file of the account; its name is 64 hex digits and tells nothing.
+static bool vault_path(vault *v, buf *out, const char *suffix) {
+    buf_init(out, &v->m->mem, LIMIT_VALUE);
+    buf_fmt(out, "%s/%s%s", v->dir, v->account, suffix);
+    return !out->err;
+}
+
+// Names the file and the cause.
+static mcp_code vault_os_fail(vault *v, const char *path, const char *verb,
+                              os_result why, diag *d) {
+    if (why == OS_NO_MEMORY) return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE, "%s cannot be %s: %s",
+                path, verb, config_os_cause(v->m, path, why));
+}
+
+// A file that others may read was not left so by us, and what it holds is no
+// secret any more; one that others may write could send our tokens anywhere.
+static mcp_code file_read(vault *v, const char *path, bool *was, diag *d) {
+    os *o = &v->m->os;
+    os_stat st;
+    os_result r = o->file_stat(o, path, &st);
+
+    *was = r == OS_OK;
+    if (r == OS_ABSENT) return MCP_OK;
+    if (!r && st.file && (st.mode & 077))
+        return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                    "%s is open to others (mode %04o); make it 0600, or "
+                    "remove it and sign in again", path, (unsigned)st.mode);
+    if (!r) r = o->file_read(o, path, LIMIT_RECORD, &v->text);
+    if (r == OS_TOO_BIG) {  // as damaged as one that is no JSON
+        buf_wipe(&v->text);
+        return MCP_OK;
+    }
+    return r ? vault_os_fail(v, path, "read", r, d) : MCP_OK;
+}
+
+// A crash at any moment leaves the old record or the new one: see
+// file_replace() in section 5.
+static mcp_code file_do(vault *v, const char *path, bool *was, diag *d) {
+    os *o = &v->m->os;
+    os_result r;
+
+    if (v->goal == VAULT_READ) return file_read(v, path, was, d);
+    if (v->goal == VAULT_REMOVE) {
+        r = o->file_remove(o, path);
+        *was = r == OS_OK;
+        if (r == OS_ABSENT) return MCP_OK;
+        return r ? vault_os_fail(v, path, "removed", r, d) : MCP_OK;
+    }
+    r = o->dir_make(o, v->dir, 0700);
+    if (r) return vault_os_fail(v, v->dir, "created", r, d);
+    r = o->file_replace(o, path, buf_str(&v->text), 0600, NULL, NULL);
+    if (!r && v->goal == VAULT_TRY) r = o->file_remove(o, path);
+    return r ? vault_os_fail(v, path, "written", r, d) : MCP_OK;
+}
+
+static mcp_code file_run(vault *v, bool *was, diag *d) {
+    mcp_code rc;
+    buf path;
+
+    if (!v->dir)
+        return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                    "there is no directory for the file of credentials; set "
+                    "HOME or MCP_CONFIG_DIR");
+    if (vault_path(v, &path, v->goal == VAULT_TRY ? ".try" : ".json"))
+        rc = file_do(v, path.ptr, was, d);
+    else
+        rc = fail(d, path.err, NULL);
+    buf_free(&path);
+    return rc;
+}
+
+// One file a lock, in all processes that use this directory. AGAIN: another
+// has it. It is never removed: see file_lock() in section 5.
+static os_result file_lock(vault *v, diag *d, mcp_code *rc) {
+    os *o = &v->m->os;
+    os_result r;
+    buf path;
+
+    r = o->dir_make(o, v->dir, 0700);
+    if (r) {
+        *rc = vault_os_fail(v, v->dir, "created", r, d);
+        return r;
+    }
+    if (!vault_path(v, &path, ".lock")) r = OS_NO_MEMORY;
+    else r = o->file_lock(o, path.ptr, &v->lock);
+    if (r != OS_OK && r != OS_AGAIN)
+        *rc = vault_os_fail(v, buf_z(&path), "locked", r, d);
+    buf_free(&path);
+    return r;
+}
+
+#else
+
+static mcp_code file_run(vault *v, bool *was, diag *d) {
+    (void)v, (void)was;
+    return fail(d, MCP_NOT_BUILT, "credentials cannot be kept in files: this "
+                "program was built without them");
+}
+
+static os_result file_lock(vault *v, diag *d, mcp_code *rc) {
+    (void)v, (void)d, (void)rc;
+    return OS_OK;
+}
+
+#endif  // USE_FILES
+
+enum {
+    RING_TRIES = 3,       // of a reader that meets a writer
+    RING_WORDS = 16,      // of a command
+    RING_NAME = 64,       // of the service, a label
+    RING_LINE = 4095,     // that `security -i` reads as one command
+    RING_COMMAND = 64 << 10
+};
+
+// A program to start, with what it reads on stdin.
+typedef struct ring_command {
+    arena arena;
+    char *argv[RING_WORDS];
+    uint32_t n;
+    buf input;
+} ring_command;
+
+// The two programs. `piece`: bytes of a record in one item.
+typedef struct ring_tool {
+    const char *program;
+    size_t piece;
+    bool hex;         // values are written so
+    int absent;       // status of a look-up that finds nothing
+    bool search;      // which may also mean that the keyring is locked
+    void (*ask)(vault *v, ring_command *c, str value);
+} ring_tool;
+
+// A word of ours for both programs and for people: what has a meaning to a
+// shell, an option parser or a terminal is not in it.
+static str ring_word(char out[RING_NAME + 1], const char *text) {
+    size_t n = 0;
+
+    for (; *text && n < RING_NAME; text++) {
+        char c = *text;
+        bool plain = is_alnum(c) || (n && strchr("._- ", c));
+        out[n++] = plain ? c : '_';
+    }
+    out[n] = 0;
+    return str_make(out, n);
+}
+
+// A failure stays in the arena's `err`; ring_ask() looks at it.
+static void ring_add(ring_command *c, const char *word) {
+    char *copy = arena_text(&c->arena, str_of(word));
+    if (copy && c->n + 1 < RING_WORDS) c->argv[c->n++] = copy;
+}
+
+static void ring_add_pair(ring_command *c, const char *name,
+                          const char *value) {
+    ring_add(c, name);
+    ring_add(c, value);
+}
+
+// How people see an item: "mcp-c: docs", "mcp-c: docs (2 of 3)".
+static const char *ring_label(vault *v, ring_command *c) {
+    char service[RING_NAME + 1], name[RING_NAME + 1], part[40] = "";
+    const char *label;
+
+    ring_word(service, v->m->opt.client_name);
+    ring_word(name, v->name);
+    if (v->ring.at)
+        snprintf(part, sizeof part, " (%u of %u)", v->ring.at, v->ring.parts);
+    label = arena_fmt(&c->arena, "%s: %s%s", service, name, part);
+    return label ? label : "";
+}
+
+// Which items: those that have all of these attributes.
+static void tool_attributes(vault *v, ring_command *c, const char *part,
+                            char set) {
+    char service[RING_NAME + 1], name[2] = {set, 0};
+
+    ring_word(service, v->m->opt.client_name);
+    ring_add_pair(c, "service", service);
+    ring_add_pair(c, "account", v->account);
+    if (part) ring_add_pair(c, "part", part);
+    if (set) ring_add_pair(c, "set", name);
+}
+
+// secret-tool takes the value from stdin and prints it on stdout.
+static void tool_ask(vault *v, ring_command *c, str value) {
+    static const char *const verbs[] = {
+        [RING_HEAD] = "lookup",  [RING_SEARCH] = "search",
+        [RING_PART] = "lookup",  [RING_STORE] = "store",
+        [RING_VERIFY] = "lookup", [RING_CLEAR] = "clear",
+        [RING_TRY] = "store",    [RING_UNTRY] = "clear"};
+    ring *r = &v->ring;
+    char part[20];
+
+    ring_add(c, "secret-tool");
+    ring_add(c, verbs[r->step]);
+    if (r->step == RING_STORE || r->step == RING_TRY)
+        ring_add_pair(c, "--label", ring_label(v, c));
+    buf_add(&c->input, value);
+    if (r->step == RING_CLEAR) {
+        tool_attributes(v, c, NULL, r->cleared ? 0 : r->old_set);
+        return;
+    }
+    if (r->step == RING_TRY || r->step == RING_UNTRY)
+        snprintf(part, sizeof part, "try");
+    else
+        snprintf(part, sizeof part, "%u", r->at);
+    tool_attributes(v, c, part, r->at ? r->set : 0);
+}
+
+// One item's names in a Keychain. Only hex, letters and points stand between
+// the quotes.
+static void chain_item(vault *v, ring_command *c, uint32_t at, char set) {
+    ring_step step = v->ring.step;
+    char service[RING_NAME + 1];
+
+    ring_word(service, v->m->opt.client_name);
+    buf_fmt(&c->input, " -a \"%s", v->account);
+    if (step == RING_TRY || step == RING_UNTRY) buf_add(&c->input, S(".try"));
+    if (at) buf_fmt(&c->input, ".%c.%u", set, at);
+    buf_fmt(&c->input, "\" -s \"%s\"", service);
+}
+
+// A command for each part: there is none for many items at once. One that is
+// not there is an error that stops nothing.
+static void chain_delete(vault *v, ring_command *c, char set, uint32_t n) {
+    for (uint32_t i = 1; set && i <= n; i++) {
+        buf_add(&c->input, S("delete-generic-password"));
+        chain_item(v, c, i, set);
+        buf_byte(&c->input, '\n');
+    }
+}
+
+// `security -i` takes commands from stdin, a line each; its exit status is
+// that of the last one. Without -U an item that is there would be an error.
+static void chain_ask(vault *v, ring_command *c, str value) {
+    ring *r = &v->ring;
+    buf *in = &c->input;
+
+    ring_add(c, "security");
+    ring_add(c, "-i");
+    switch (r->step) {
+    case RING_STORE:
+    case RING_TRY:
+        buf_add(in, S("add-generic-password -U"));
+        chain_item(v, c, r->at, r->set);
+        buf_fmt(in, " -l \"%s\" -w ", ring_label(v, c));
+        for (size_t i = 0; i < value.len; i++)
+            buf_fmt(in, "%02x", (unsigned)(uint8_t)value.ptr[i]);
+        assert(in->len < RING_LINE);
+        break;
+    case RING_CLEAR:
+        chain_delete(v, c, r->old_set, r->old_parts);
+        if (!r->cleared) return;
+        buf_add(in, S("delete-generic-password"));
+        chain_item(v, c, 0, 0);
+        break;
+    case RING_UNTRY:
+        buf_add(in, S("delete-generic-password"));
+        chain_item(v, c, 0, 0);
+        break;
+    case RING_HEAD:
+    case RING_SEARCH:
+    case RING_PART:
+    case RING_VERIFY:
+        buf_add(in, S("find-generic-password"));
+        chain_item(v, c, r->at, r->set);
+        buf_add(in, S(" -w"));
+        break;
+    }
+    buf_byte(in, '\n');
+}
+
+// An item of 2,500 characters in hex, and a line that holds it.
+static const ring_tool ring_tools[] = {
+    {"secret-tool", 6000, false, 1, true, tool_ask},
+    {"security", 1250, true, 44, false, chain_ask},
+};
+
+static const ring_tool *ring_tool_of(const vault *v) {
+    return &ring_tools[v->kind == STORE_KEYCHAIN];
+}
+
+// What is written next: what item `at` holds of the record.
+static str ring_piece(const vault *v, uint32_t at) {
+    size_t piece = ring_tool_of(v)->piece;
+
+    if (v->ring.step == RING_TRY) return S("-");
+    if (at == 0) return buf_str(v->ring.parts ? &v->ring.head : &v->text);
+    return str_head(str_skip(buf_str(&v->text), (at - 1) * piece), piece);
+}
+
+// End the program, or let go of one that has ended. What went through its
+// pipes was secret.
+static void ring_hush(ring *r, mcp *m) {
+    helper *h = r->helper;
+
+    if (!h) return;
+    if (h->in.ptr) wipe(h->in.ptr, h->in.cap);
+    if (h->out.ptr) wipe(h->out.ptr, h->out.cap);
+    helper_free(m, h);
+    r->helper = NULL;
+}
+
+// The next question. NULL: no memory. The program inherits our environment,
+// in which a keyring has its address, and nothing is added to it.
+static helper *ring_ask(vault *v) {
+    const ring_tool *tool = ring_tool_of(v);
+    helper_spec spec = {0};
+    str value = str_make(NULL, 0);
+    helper *h = NULL;
+    ring_command c;
+
+    memset(&c, 0, sizeof c);
+    arena_init(&c.arena, &v->m->mem, RING_COMMAND);
+    buf_init(&c.input, &v->m->mem, RING_COMMAND);
+    if (v->ring.step == RING_STORE || v->ring.step == RING_TRY)
+        value = ring_piece(v, v->ring.at);
+    tool->ask(v, &c, value);
+    spec.argv = c.argv;
+    spec.input = buf_str(&c.input);
+    spec.max = LIMIT_RECORD;
+    spec.deadline = v->m->loop.now + TIME_KEYRING;
+    if (!c.arena.err && !c.input.err) h = helper_start(v->m, &spec, v->owner);
+    buf_wipe(&c.input);
+    arena_free(&c.arena);
+    return h;
+}
+
+// The program itself failed us.
+static mcp_code ring_mute(vault *v, mcp_code rc, diag *d) {
+    const char *program = ring_tool_of(v)->program;
+
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    if (rc == MCP_TIMEOUT)
+        return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                    "the keyring gave no answer within %d s (\"%s\")",
+                    TIME_KEYRING / 1000, program);
+    if (rc == MCP_LIMIT_EXCEEDED)
+        return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                    "the keyring said too much (\"%s\")", program);
+    return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                "\"%s\", which reaches the keyring, is not in PATH or cannot "
+                "be started", program);
+}
+
+// It ran, and says by its status that it could not. What it wrote to stderr
+// was thrown away unseen: it may be the value.
+static mcp_code ring_fail(vault *v, const char *what, int status, diag *d) {
+    mcp_code rc = fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE, "%s", what);
+    fail_more(d, "\"%s\" ended with status %d.", ring_tool_of(v)->program,
+              status);
+    return rc;
+}
+
+// A value as it was written, in place. False: it is not ours.
+static bool ring_value(const ring_tool *tool, char *out, str *value) {
+    size_t n = 0;
+    str s = *value;
+
+    if (!tool->hex) return true;
+    s = str_trim(s);
+    if (s.len % 2) return false;
+    for (size_t i = 0; i < s.len; i += 2) {
+        int high = hex_digit(s.ptr[i]), low = hex_digit(s.ptr[i + 1]);
+        if (high < 0 || low < 0) return false;
+        out[n++] = (char)(high << 4 | low);
+    }
+    *value = str_make(out, n);
+    return true;
+}
+
+// The most parts that a record can have.
+static uint32_t ring_most(const vault *v) {
+    return (uint32_t)(LIMIT_RECORD / ring_tool_of(v)->piece + 1);
+}
+
+// Is this a head that points to parts? If so, which. `damaged`: it wants to be
+// one and is not.
+static mcp_code ring_parts(vault *v, str text, bool *damaged) {
+    ring *r = &v->ring;
+    uint64_t parts = 0;
+    mcp_doc *doc;
+    mcp_code rc = json_parse(&v->m->mem, text, &doc, NULL, NULL);
+    mcp_json root = json_root(doc);
+    str set, digest;
+
+    r->parts = 0;
+    r->set = 0;
+    *damaged = false;
+    if (!rc && mcp_exists(json_get(root, S("parts")))) {
+        set = mcp_view(json_get(root, S("set")));
+        digest = mcp_view(json_get(root, S("digest")));
+        *damaged = !json_to_u64(json_get(root, S("parts")), ring_most(v),
+                                &parts) ||
+                   !json_to_u64(json_get(root, S("size")), LIMIT_RECORD,
+                                &r->size) ||
+                   !parts || digest.len != sizeof r->digest - 1 ||
+                   !(str_is(set, "a") || str_is(set, "b"));
+    }
+    if (parts && !*damaged) {
+        r->parts = (uint32_t)parts;
+        r->set = set.ptr[0];
+        memcpy(r->digest, digest.ptr, digest.len);
+    }
+    json_free(doc);
+    return rc == MCP_OUT_OF_MEMORY ? rc : MCP_OK;
+}
+
+// What is asked next.
+static mcp_code ring_go(ring *r, ring_step step, uint32_t at) {
+    r->step = step;
+    r->at = at;
+    return MCP_PENDING;
+}
+
+// A reader met a writer, perhaps: once more from the head. After the last try
+// what was read stands for a damaged record.
+static mcp_code ring_again(vault *v) {
+    buf_wipe(&v->text);
+    v->ring.set = 0;
+    if (++v->ring.tries < RING_TRIES) return ring_go(&v->ring, RING_HEAD, 0);
+    return MCP_OK;
+}
+
+// Begin to write, now that it is known what is there.
+static mcp_code ring_store(vault *v, diag *d) {
+    size_t n = v->text.len, piece = ring_tool_of(v)->piece;
+    ring *r = &v->ring;
+    hex64 digest;
+
+    r->set = r->old_set == 'a' ? 'b' : 'a';
+    r->parts = n > piece ? (uint32_t)((n + piece - 1) / piece) : 0;
+    if (!r->parts) return ring_go(r, RING_STORE, 0);
+    fingerprint_text(digest, buf_str(&v->text));
+    buf_fmt(&r->head, "{\"parts\":%u,\"set\":\"%c\",\"size\":%zu,"
+            "\"digest\":\"%s\"}", r->parts, r->set, n, digest);
+    if (r->head.err) return fail(d, r->head.err, NULL);
+    return ring_go(r, RING_STORE, 1);
+}
+
+// The head is there. A damaged one is written over or removed like any other;
+// it can only be said of it that nothing can be read.
+static mcp_code ring_found(vault *v, str text, diag *d) {
+    ring *r = &v->ring;
+    bool damaged;
+    mcp_code rc = ring_parts(v, text, &damaged);
+
+    if (rc) return fail(d, rc, NULL);
+    r->found = true;
+    if (v->goal == VAULT_READ) {
+        buf_wipe(&v->text);
+        if (r->parts) return ring_go(r, RING_PART, 1);
+        buf_add(&v->text, text);
+        return v->text.err ? fail(d, v->text.err, NULL) : MCP_OK;
+    }
+    r->old_set = damaged ? 'b' : r->set;
+    r->old_parts = damaged ? ring_most(v) : r->parts;
+    if (v->goal == VAULT_WRITE) return ring_store(v, d);
+    if (r->cleared)
+        return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                    "the keyring did not remove the credentials");
+    r->cleared = true;
+    return ring_go(r, RING_CLEAR, 0);
+}
+
+// There is none.
+static mcp_code ring_none(vault *v, diag *d) {
+    return v->goal == VAULT_WRITE ? ring_store(v, d) : MCP_OK;
+}
+
+// The head was looked up.
+static mcp_code ring_looked(vault *v, str value, int status, diag *d) {
+    const ring_tool *tool = ring_tool_of(v);
+
+    if (status == 0) return ring_found(v, value, d);
+    if (tool->search) return ring_go(&v->ring, RING_SEARCH, 0);
+    if (status == tool->absent) return ring_none(v, d);
+    return ring_fail(v, "the keyring cannot be read; it may be locked", status,
+                     d);
+}
+
+// A look-up in a locked keyring fails as one that finds nothing; a search
+// shows the item all the same, without its secret. With it: the item has come
+// since.
+static mcp_code ring_searched(vault *v, str out, int status, diag *d) {
+    if (status)
+        return ring_fail(v, "there is no Secret Service in this session",
+                         status, d);
+    if (!str_trim(out).len) return ring_none(v, d);
+    if (str_find(out, S("\nsecret = ")) != SIZE_MAX &&
+        ++v->ring.tries < RING_TRIES)
+        return ring_go(&v->ring, RING_HEAD, 0);
+    return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE, "the keyring is locked");
+}
+
+// A part was looked up. After the last one the digest says whether all of them
+// were written together.
+static mcp_code ring_part(vault *v, str value, int status, diag *d) {
+    ring *r = &v->ring;
+    hex64 digest;
+
+    if (status) return ring_again(v);
+    buf_add(&v->text, value);
+    if (v->text.err == MCP_OUT_OF_MEMORY) return fail(d, v->text.err, NULL);
+    if (v->text.err) return ring_again(v);
+    if (r->at < r->parts) return ring_go(r, RING_PART, r->at + 1);
+    fingerprint_text(digest, buf_str(&v->text));
+    if (v->text.len != r->size || strcmp(digest, r->digest))
+        return ring_again(v);
+    return MCP_OK;
+}
+
+// What was written is read back: see the head of this section.
+static mcp_code ring_verified(vault *v, str value, int status, diag *d) {
+    ring *r = &v->ring;
+
+    if (status || !str_eq(value, ring_piece(v, r->at)))
+        return ring_fail(v, "the keyring did not keep what it was given",
+                         status, d);
+    if (r->at) return ring_go(r, RING_STORE, r->at < r->parts ? r->at + 1 : 0);
+    return r->old_set ? ring_go(r, RING_CLEAR, 0) : MCP_OK;
+}
+
+// The program has answered. PENDING: there is more to ask.
+static mcp_code ring_heard(vault *v, str out, int status, diag *d) {
+    ring *r = &v->ring;
+    str value = out;
+
+    if (!ring_value(ring_tool_of(v), r->helper->out.ptr, &value))
+        value = out;  // somebody else's
+    switch (r->step) {
+    case RING_HEAD: return ring_looked(v, value, status, d);
+    case RING_SEARCH: return ring_searched(v, out, status, d);
+    case RING_PART: return ring_part(v, value, status, d);
+    case RING_STORE:
+    case RING_TRY:
+        if (!status)
+            return ring_go(r, r->step == RING_TRY ? RING_UNTRY : RING_VERIFY,
+                           r->at);
+        return ring_fail(v, "the keyring did not take the credentials; it "
+                         "may be locked", status, d);
+    case RING_VERIFY: return ring_verified(v, value, status, d);
+    case RING_UNTRY: return MCP_OK;
+    case RING_CLEAR: break;
+    }
+    // What is left of an old set does no harm; all of it must be gone.
+    return r->cleared ? ring_go(r, RING_HEAD, 0) : MCP_OK;
+}
+
+// One program after the other, as each answers; some answer at once, so it
+// goes on as far as it can.
+static mcp_code ring_run(vault *v, bool *was, diag *d) {
+    ring *r = &v->ring;
+    mcp_code rc = MCP_PENDING;
+
+    if (v->goal == VAULT_TRY && r->step == RING_HEAD) r->step = RING_TRY;
+    while (rc == MCP_PENDING) {
+        int status;
+        str out;
+        if (!r->helper) r->helper = ring_ask(v);
+        if (!r->helper) {
+            rc = fail(d, MCP_OUT_OF_MEMORY, NULL);
+            break;
+        }
+        rc = helper_take(r->helper, &out, &status);
+        if (rc == MCP_PENDING) return rc;
+        rc = rc ? ring_mute(v, rc, d) : ring_heard(v, out, status, d);
+        ring_hush(r, v->m);
+    }
+    *was = r->found;
+    return rc;
+}
+
+// Ready for the next operation, in whatever state the last one was left.
+static void ring_reset(vault *v) {
+    ring_hush(&v->ring, v->m);
+    buf_free(&v->ring.head);
+    memset(&v->ring, 0, sizeof v->ring);
+    buf_init(&v->ring.head, &v->m->mem, RING_COMMAND);
+}
+
+//=============================================================================
+// MARK: - 15c Vaults
+//
+// One account of the store, its lock across processes, and its mark.
+//
+// The lock makes a refresh one transaction: whoever holds it reads the record
+// again, and only if the token in it is still the old one, asks for a new one
+// and stores it. flock() works on descriptors, so it also keeps apart two
+// sign-ins of one handle; where there is no directory for a lock file, the
+// list of the handle's vaults does.
+//
+// The mark says that an account has a token, and which authorization it comes
+// from (a random id), nothing secret. So a server that never wanted a sign-in
+// costs no look into the keyring, which may be locked, ask the person to open
+// it, or not be there at all on a machine without a desktop (fr.85).
+//=============================================================================
+
+enum {
+    LOCK_PAUSE = 5,    // ms between two tries, at least
+    LOCK_JITTER = 11   // and less than so many more
+};
+
+// The time to try the lock again has come: the owner knows what it waits for.
+static void vault_step(mcp *m, job *j) {
+    job_wake(m, ((vault *)j)->owner);
+}
+
+// Name, URL and client: another of any is another account (fr.91).
+static bool vault_account(vault *v) {
+    mcp_writer w;
+    bool ok;
+
+    w_init(&w, &v->m->mem, SIZE_MAX / 2);
+    mcp_w_object(&w);  // with its keys in order, as canonical JSON has them
+    if (v->client_id) w_pair(&w, "clientId", str_of(v->client_id));
+    w_pair(&w, "server", str_of(v->name));
+    w_pair(&w, "url", str_of(v->site));
+    mcp_w_end(&w);
+    ok = !w_err(&w);
+    if (ok) fingerprint_text(v->account, w_str(&w));
+    w_free(&w);
+    return ok;
+}
+
+// Those of the same handle who wait for it are told; other processes try again.
+static void vault_unlock(vault *v) {
+    if (!v->locked) return;
+    v->locked = false;
+    if (v->lock >= 0) v->m->os.close(&v->m->os, v->lock);
+    v->lock = -1;
+    for (vault *o = v->m->vaults->list; o; o = o->next)
+        if (o != v && !strcmp(o->account, v->account))
+            job_wake(v->m, o->owner);
+}
+
+// What is under way is given up, in whatever state it is, and the lock let go.
+static void vault_stop(vault *v) {
+    vault_unlock(v);
+    ring_reset(v);
+    buf_wipe(&v->text);
+    v->goal = VAULT_IDLE;
+    job_at(v->m, &v->job, NEVER);
+}
+
+// At any time: lets the lock go and stops a helper.
+static void vault_free(vault *v) {
+    mcp *m;
+
+    if (!v) return;
+    m = v->m;
+    vault_stop(v);
+    for (vault **p = &m->vaults->list; *p; p = &(*p)->next) {
+        if (*p != v) continue;
+        *p = v->next;
+        break;
+    }
+    job_end(m, &v->job);
+    arena_free(&v->arena);
+    mem_free(&m->mem, v, sizeof *v);
+}
+
+// What mcp_close() frees, after every vault is.
+static void vaults_free(mcp *m) {
+    struct vaults *all = m->vaults;
+
+    if (!all) return;
+    assert(!all->list);
+    for (kept_record *k = all->kept, *next; k; k = next) {
+        next = k->next;
+        kept_forget(m, k);
+        mem_free(&m->mem, k, sizeof *k);
+    }
+    mem_free(&m->mem, all, sizeof *all);
+    m->vaults = NULL;
+}
+
+// One account of the store that the options choose; opens nothing yet. The
+// strings are copied. NULL: no memory.
+static vault *vault_new(mcp *m, const char *owner_name, const char *site,
+                        const char *client_id, job *owner) {
+    vault *v;
+
+    if (!m->vaults) m->vaults = mem_new(&m->mem, sizeof *m->vaults);
+    v = m->vaults ? mem_new(&m->mem, sizeof *v) : NULL;
+    if (!v) return NULL;
+    v->m = m;
+    v->owner = owner;
+    v->lock = -1;
+    buf_init(&v->text, &m->mem, LIMIT_RECORD);
+    ring_reset(v);
+    arena_init(&v->arena, &m->mem, SIZE_MAX);
+    v->name = arena_text(&v->arena, str_of(owner_name));
+    v->site = arena_text(&v->arena, str_of(site));
+    if (client_id) v->client_id = arena_text(&v->arena, str_of(client_id));
+    v->next = m->vaults->list;
+    m->vaults->list = v;
+    if (job_init(m, &v->job, vault_step) && !v->arena.err && vault_account(v))
+        return v;
+    vault_free(v);
+    return NULL;
+}
+
+// Which store, by the word for it. The last two are for who has both.
+static store_kind store_named(const char *word) {
+    static const struct {
+        const char *word;
+        store_kind kind;
+    } words[] = {{"keyring", STORE_NATIVE},
+                 {"file", STORE_FILE},
+                 {"memory", STORE_MEMORY},
+                 {"keychain", STORE_KEYCHAIN},
+                 {"secret-service", STORE_SECRET_SERVICE}};
+
+    for (size_t i = 0; i < COUNT(words); i++)
+        if (!strcmp(word, words[i].word)) return words[i].kind;
+    return STORE_UNKNOWN;
+}
+
+// Once for each vault: where its record is kept, and where its lock.
+static mcp_code vault_open(vault *v, diag *d) {
+    mcp *m = v->m;
+    const char *word = m->opt.credentials, *setting = "credentials";
+    mcp_code rc;
+
+    if (v->kind != STORE_UNKNOWN) return MCP_OK;
+    rc = config_ready(m, d);
+    if (rc) return rc;
+    if (USE_FILES && m->config->global_dir && !v->dir) {
+        v->dir = arena_fmt(&v->arena, "%s/credentials",
+                           m->config->global_dir);
+        if (!v->dir) return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    }
+    if (m->opt.store) {
+        v->kind = STORE_HOST;
+        return MCP_OK;
+    }
+    if (!word || !*word) {
+        setting = "MCP_CREDENTIALS";
+        word = config_env(m, setting);
+    }
+    v->kind = word ? store_named(word) : STORE_NATIVE;
+    if (v->kind != STORE_UNKNOWN) return MCP_OK;
+    return fail(d, MCP_CONFIGURATION_INVALID,
+                "%s is none of keyring, file and memory: \"%s\"", setting,
+                word);
+}
+
+// An operation from its beginning to its end, in as many calls as it takes.
+static mcp_code vault_run(vault *v, vault_goal goal, bool *was, diag *d) {
+    mcp_code rc = vault_open(v, d);
+
+    *was = false;
+    if (rc) return rc;
+    assert(v->goal == VAULT_IDLE || v->goal == goal);  // one at a time
+    v->goal = goal;
+    switch (v->kind) {
+    case STORE_HOST: rc = host_run(v, was, d); break;
+    case STORE_MEMORY: rc = memory_run(v, was, d); break;
+    case STORE_FILE: rc = file_run(v, was, d); break;
+    case STORE_UNKNOWN:
+    case STORE_SECRET_SERVICE:
+    case STORE_KEYCHAIN: rc = ring_run(v, was, d); break;
+    }
+    if (rc == MCP_PENDING) return rc;
+    ring_reset(v);
+    v->goal = VAULT_IDLE;
+    return rc;
+}
+
+// Each of these is called again until it is no longer PENDING; one at a time.
+// OK with *out NULL: nothing stored. A spoilt record is OPERATION_FAILED.
+static mcp_code vault_read(vault *v, record **out, diag *d) {
+    bool was;
+    mcp_code rc = vault_run(v, VAULT_READ, &was, d);
+
+    *out = NULL;
+    if (!rc && was)
+        rc = record_read(v->m, v->site, v->client_id, buf_str(&v->text), out,
+                         d);
+    if (rc != MCP_PENDING) buf_wipe(&v->text);
+    return rc;
+}
+
+// The record is taken down at the first call.
+static mcp_code vault_write(vault *v, const record *r, diag *d) {
+    bool was;
+    mcp_code rc = MCP_OK;
+
+    if (v->goal == VAULT_IDLE) rc = record_text(r, &v->text, d);
+    if (!rc) rc = vault_run(v, VAULT_WRITE, &was, d);
+    if (rc != MCP_PENDING) buf_wipe(&v->text);
+    return rc;
+}
+
+// *was: there was one, spoilt or not.
+static mcp_code vault_remove(vault *v, bool *was, diag *d) {
+    mcp_code rc = vault_run(v, VAULT_REMOVE, was, d);
+
+    if (rc != MCP_PENDING) buf_wipe(&v->text);
+    return rc;
+}
+
+// Can it be written to? Asked before a person goes to the trouble of signing in
+// and when nothing is stored yet: that alone does not tell a locked keyring
+// from an open one. It may ask for its password now.
+static mcp_code vault_try(vault *v, diag *d) {
+    bool was;
+    return vault_run(v, VAULT_TRY, &was, d);
+}
+
+// Does another vault of this handle hold the lock?
+static bool vault_taken(const vault *v) {
+    for (const vault *o = v->m->vaults->list; o; o = o->next)
+        if (o != v && o->locked && !strcmp(o->account, v->account))
+            return true;
+    return false;
+}
+
+// A lock of files is wanted where other processes may use the same record.
+static bool vault_shared(const vault *v) {
+    if (!v->dir || v->kind == STORE_MEMORY) return false;
+    return v->kind != STORE_HOST || !v->m->opt.no_cache;
+}
+
+// The account's lock, until vault_unlock(). There is no way to be told when a
+// lock is free, so it is tried again, at times that differ between those who
+// wait. BUSY: it was not free until `until` (loop time).
+static mcp_code vault_lock(vault *v, int64_t until, diag *d) {
+    mcp *m = v->m;
+    mcp_code rc = vault_open(v, d);
+    os_result r = OS_AGAIN;
+    uint8_t jitter = 0;
+    int64_t next;
+
+    if (rc || v->locked) return rc;
+    if (!vault_taken(v))
+        r = vault_shared(v) ? file_lock(v, d, &rc) : OS_OK;
+    // The host's own store may be all that there is: no place for a lock file.
+    if (r != OS_OK && r != OS_AGAIN && v->kind == STORE_HOST) r = OS_OK;
+    if (r == OS_OK) {
+        v->locked = true;
+        job_at(m, &v->job, NEVER);
+        return MCP_OK;
+    }
+    if (rc) return rc;
+    if (m->loop.now >= until)
+        return fail(d, MCP_BUSY, "another process has been using the "
+                    "credentials of this server for too long");
+    m->os.random(&m->os, &jitter, 1);
+    next = m->loop.now + LOCK_PAUSE + jitter % LOCK_JITTER;
+    job_at(m, &v->job, next < until ? next : until);
+    return MCP_PENDING;
+}
+
+// What may stand in a mark.
+static bool mark_clean(str id) {
+    for (size_t i = 0; i < id.len; i++)
+        if (!is_alnum(id.ptr[i]) && !strchr("-_", id.ptr[i])) return false;
+    return id.len > 0 && id.len < sizeof(hex64);
+}
+
+// A server is known to have a token, without opening the store. False: it is
+// not known to.
+static bool vault_marked(vault *v, hex64 id) {
+    kept_record *k;
+    bool ok = false;
+    buf b;
+
+    id[0] = 0;
+    if (vault_open(v, NULL)) return false;
+    buf_init(&b, &v->m->mem, sizeof(hex64));
+    if (v->kind != STORE_MEMORY)
+        ok = cache_read(v->m, v->account, ".auth", sizeof(hex64), INT64_MAX,
+                        &b);
+    if (!ok && (k = kept_find(v, false)) != NULL) {
+        buf_clear(&b);
+        buf_add(&b, str_of(k->mark));
+    }
+    if (!b.err && mark_clean(buf_str(&b))) {
+        memcpy(id, b.ptr, b.len);
+        id[b.len] = 0;
+    }
+    buf_free(&b);
+    return id[0];
+}
+
+// NULL: none any more. Where the mark cannot be kept on disk, the handle
+// remembers it; without memory for that the store is asked once more.
+static void vault_mark(vault *v, const char *id) {
+    bool disk;
+    kept_record *k;
+
+    if (vault_open(v, NULL) || (id && !mark_clean(str_of(id)))) return;
+    disk = v->kind != STORE_MEMORY &&
+           (id ? cache_write(v->m, v->account, ".auth", str_of(id), NULL, NULL)
+               : cache_remove(v->m, v->account, ".auth"));
+    k = kept_find(v, id && !disk);
+    if (k) snprintf(k->mark, sizeof k->mark, "%s", id && !disk ? id : "");
+}
+
+#else
+
+static void vaults_free(mcp *m) {
+    (void)m;
+}
+
+#endif  // USE_OAUTH
+//=============================================================================
+// MARK: - 16 OAuth
+//
+// The words of OAuth 2.1 as MCP uses it, without any I/O: challenges (RFC
+// 9110), the two metadata documents (RFC 9728, RFC 8414) and where they may
+// be, the authorization URL, the callback, registration (RFC 7591) and the
+// answers of a token endpoint (RFC 6749). The flows in 16e use them.
+//
+// What may surprise:
+//
+//  - Nearly everything here was written by a server that may be hostile. Texts
+//    are bounded, and what does not fit its grammar is refused or left out. Of
+//    a peer's words only an error code gets into the first line of a failure.
+//  - `issuer`, `resource` and endpoints stay the server's own bytes: they are
+//    compared byte for byte, by us and by the server. A URL in its normal form
+//    is only made to judge one.
+//  - Metadata that is unusable is MCP_PROTOCOL_ERROR: the next place may have
+//    better. Metadata that names somebody else is MCP_OAUTH_FAILED and ends
+//    the sign-in (fr.76, fr.77).
+//=============================================================================
+
+#if USE_OAUTH
+
+typedef enum auth_scheme {
+    SCHEME_NONE,
+    SCHEME_BEARER,
+    SCHEME_DPOP
+} auth_scheme;
+
+// What WWW-Authenticate asks for; "" where something is absent.
+typedef struct challenge {
+    auth_scheme scheme;  // the one that is followed
+    bool bearer, dpop;   // which ones were offered
+    buf text;            // what the views point into
+    str metadata, scope, error, description;
+} challenge;
+
+// RFC 9728: what the server says about itself.
+typedef struct prm {
+    mcp_doc *doc;
+    str resource;            // byte for byte
+    mcp_json servers;        // authorization_servers: at least one string
+    mcp_json scopes;         // scopes_supported, or missing
+    bool dpop;               // takes no token without DPoP
+} prm;
+
+// RFC 8414: what an authorization server says about itself.
+typedef struct as_meta {
+    mcp_doc *doc;
+    str issuer;              // byte for byte
+    str authorize, token, registration, revocation;  // only token is certain
+    mcp_json scopes, auth_methods, grants, dpop_algs;  // arrays, or missing
+    bool s256;               // PKCE with S256
+    bool s256_told;          // it says which methods it has
+    bool document;           // takes the URL of a document as client id
+    bool iss;                // will name itself in its answer (RFC 9207)
+} as_meta;
+
+// What goes into an authorization URL.
+typedef struct authorize_ask {
+    str endpoint, client_id, redirect, challenge, state, resource;
+    str scope;               // empty: not sent
+} authorize_ask;
+
+// What a browser brought back, decoded. Either `code` or `error` is not empty.
+typedef struct callback_answer {
+    buf text;                // what the views point into
+    str code, error, description, iss;
+    bool has_iss;
+} callback_answer;
+
+// RFC 6749 5.1.
+typedef struct token_answer {
+    mcp_doc *doc;
+    str access, refresh, scope, issued_type;  // refresh and so on: or empty
+    bool has_scope;          // else it is what was asked for (5.1)
+    auth_scheme scheme;      // NONE: no access token (RFC 8693 2.2.1, "N_A")
+    int64_t expires_in;      // seconds; 0: not told
+    char error[64];          // RFC 6749 5.2, only after MCP_OAUTH_FAILED
+} token_answer;
+
+// RFC 7591 3.2.1.
+typedef struct registration_answer {
+    mcp_doc *doc;
+    str id, secret;
+    const char *method;      // as client_auth_method(); NULL: not told
+    int64_t secret_expires;  // Unix time; 0: never
+} registration_answer;
+
+enum {
+    CHALLENGE_TEXT = LIMIT_HTTP_HEAD,
+    CALLBACK_PAIRS = 64,     // parameters of a callback
+    TOKEN_LIFE = 315360000   // ten years: nobody means more
+};
+
+// Printable ASCII: VSCHAR of RFC 6749 appendix A, without the blank unless
+// `blank`. What goes into a header or is compared with care is of these.
+static bool oauth_visible(str s, bool blank) {
+    for (size_t i = 0; i < s.len; i++) {
+        uint8_t c = (uint8_t)s.ptr[i];
+        if (c > 0x7E || c < ' ' || (c == ' ' && !blank)) return false;
+    }
+    return true;
+}
+
+// One for which no clock tells where the first difference is.
+static bool oauth_same(str a, str b) {
+    uint8_t diff = 0;
+
+    if (a.len != b.len) return false;
+    for (size_t i = 0; i < a.len; i++)
+        diff |= (uint8_t)((uint8_t)a.ptr[i] ^ (uint8_t)b.ptr[i]);
+    return diff == 0;
+}
+
+// RFC 4648 section 5, without padding.
+static void buf_base64url(buf *out, str s) {
+    size_t from = out->len;
+
+    buf_base64(out, s);
+    if (out->err) return;
+    for (size_t i = from; i < out->len; i++) {
+        char *c = &out->ptr[i];
+        if (*c == '+') *c = '-';
+        else if (*c == '/') *c = '_';
+    }
+    while (out->len > from && out->ptr[out->len - 1] == '=') out->len--;
+    if (out->ptr) out->ptr[out->len] = 0;
+}
+
+// The same of 32 bytes, which are 43 characters.
+static void base64url_32(char out[44], const uint8_t bytes[32]) {
+    char text[BASE64_LEN(32)];
+
+    base64_encode(text, str_make((const char *)bytes, 32));
+    for (int i = 0; i < 43; i++)
+        out[i] = text[i] == '+' ? '-' : text[i] == '/' ? '_' : text[i];
+    out[43] = 0;
+}
+
+static void sha256_of(uint8_t out[32], str s) {
+    br_sha256_context c;
+
+    br_sha256_init(&c);
+    br_sha256_update(&c, s.ptr, s.len);
+    br_sha256_out(&c, out);
+}
+
+// Blanks and commas between the parts of a challenge.
+static str challenge_blank(str s) {
+    while (s.len && (is_space(*s.ptr) || *s.ptr == ',')) s = str_skip(s, 1);
+    return s;
+}
+
+static str challenge_token(str *s) {
+    size_t n = 0;
+    str token;
+
+    while (n < s->len && header_name_ok(str_make(s->ptr + n, 1))) n++;
+    token = str_head(*s, n);
+    *s = str_skip(*s, n);
+    return token;
+}
+
+// A quoted-string behind its first quote (RFC 9110 5.6.4), decoded into the
+// text, which has room. False: it never ends.
+static bool challenge_quoted(challenge *c, str *s, str *out) {
+    size_t from = c->text.len, i = 0;
+
+    for (; i < s->len && s->ptr[i] != '"'; i++) {
+        if (s->ptr[i] == '\\' && ++i == s->len) break;
+        buf_byte(&c->text, s->ptr[i]);
+    }
+    *out = str_skip(buf_str(&c->text), from);
+    if (i >= s->len) return false;
+    *s = str_skip(*s, i + 1);
+    return true;
+}
+
+// Past what makes no sense, to the next comma. Quotes count as long as they
+// come in pairs.
+static str challenge_next(str s) {
+    while (s.len && *s.ptr != ',') {
+        size_t n = *s.ptr == '"' ? str_find(str_skip(s, 1), S("\"")) : SIZE_MAX;
+        s = str_skip(s, n == SIZE_MAX ? 1 : n + 2);
+    }
+    return s;
+}
+
+// The value behind "name =". False: there is none, as in "Basic dTpwdw==".
+static bool challenge_value(challenge *c, str *s, str *out) {
+    *s = str_trim(*s);
+    if (s->len && *s->ptr == '"') {
+        *s = str_skip(*s, 1);
+        if (challenge_quoted(c, s, out)) return true;
+        *s = str_make(NULL, 0);  // where it was meant to end nobody knows
+        return false;
+    }
+    *out = challenge_token(s);
+    return out->len > 0;
+}
+
+// A challenge begins: is it the one to follow? DPoP goes before Bearer, the
+// first of a kind before others. False: its parameters do not matter.
+static bool challenge_begin(challenge *c, str scheme) {
+    auth_scheme kind = str_eq_nocase(scheme, S("DPoP"))     ? SCHEME_DPOP
+                       : str_eq_nocase(scheme, S("Bearer")) ? SCHEME_BEARER
+                                                            : SCHEME_NONE;
+
+    if (kind == SCHEME_DPOP) c->dpop = true;
+    if (kind == SCHEME_BEARER) c->bearer = true;
+    if (kind <= c->scheme) return false;
+    c->scheme = kind;
+    c->metadata = c->scope = c->error = c->description = S("");
+    return true;
+}
+
+// A parameter may come once (RFC 9110 11.2); of several the first counts.
+static void challenge_set(challenge *c, str name, str value) {
+    const struct {
+        const char *name;
+        str *at;
+    } known[] = {{"resource_metadata", &c->metadata},
+                 {"scope", &c->scope},
+                 {"error", &c->error},
+                 {"error_description", &c->description}};
+
+    for (size_t i = 0; i < COUNT(known); i++)
+        if (str_eq_nocase(name, str_of(known[i].name)) && !known[i].at->len)
+            *known[i].at = value;
+}
+
+// One header line: a list of challenges, each with a token68 or parameters,
+// and the same comma between both (RFC 9110 11.6.1). A name followed by '='
+// is a parameter, any other begins a challenge. What is malformed is stepped
+// over, so that it hides no good one behind it.
+static void challenge_line(challenge *c, str line) {
+    bool ours = false, fresh = false;
+    str s = line, name, value, rest;
+
+    while ((s = challenge_blank(s)).len) {
+        name = challenge_token(&s);
+        rest = str_trim(s);
+        if (!name.len) {
+            s = challenge_next(s);
+        } else if (rest.len && *rest.ptr == '=') {
+            s = str_skip(rest, 1);
+            if (challenge_value(c, &s, &value) && ours)
+                challenge_set(c, name, value);
+            if (s.len && !is_space(*s.ptr)) s = challenge_next(s);
+            fresh = false;
+        } else if (fresh && (!rest.len || *rest.ptr == ',')) {
+            fresh = false;  // a token68 without padding
+        } else if (s.len && !is_space(*s.ptr) && *s.ptr != ',') {
+            s = challenge_next(s);
+        } else {
+            ours = challenge_begin(c, name);
+            fresh = s.len && *s.ptr != ',';
+        }
+    }
+}
+
+static void challenge_free(challenge *c) {
+    if (c->text.mem) buf_free(&c->text);
+    memset(c, 0, sizeof *c);
+}
+
+// All WWW-Authenticate lines of an answer. Only memory can fail. The lines are
+// copied first: their text is the caller's.
+static mcp_code challenge_parse(mem *m, const http_head *h, challenge *out) {
+    size_t at = 0, room = 0;
+    str line;
+
+    memset(out, 0, sizeof *out);
+    out->metadata = out->scope = out->error = out->description = S("");
+    buf_init(&out->text, m, size_mul(2, CHALLENGE_TEXT));
+    while ((line = head_next(h, S("WWW-Authenticate"), &at)).ptr)
+        room = size_add(room, line.len);
+    if (room == 0) return MCP_OK;
+    // Once for a copy and once for what is decoded: nothing moves any more.
+    if (!buf_reserve(&out->text, size_mul(room, 2))) {
+        challenge_free(out);
+        return MCP_OUT_OF_MEMORY;
+    }
+    at = 0;
+    while ((line = head_next(h, S("WWW-Authenticate"), &at)).ptr) {
+        size_t from = out->text.len;
+        buf_add(&out->text, line);
+        challenge_line(out, str_skip(buf_str(&out->text), from));
+    }
+    return MCP_OK;
+}
+
+// RFC 6749 appendix A.4.
+static bool scope_ok(str s) {
+    if (!s.len || s.len > LIMIT_SCOPE || !oauth_visible(s, false)) return false;
+    return !memchr(s.ptr, '"', s.len) && !memchr(s.ptr, '\\', s.len);
+}
+
+// Take the next scope out of a blank-separated list; tabs and the like are
+// taken for blanks. False: no more.
+static bool scope_next(str *list, str *out) {
+    size_t n = 0;
+
+    *list = str_trim(*list);
+    while (n < list->len && !is_space(list->ptr[n])) n++;
+    *out = str_head(*list, n);
+    *list = str_skip(*list, n);
+    return n > 0;
+}
+
+// Behind as many as a set may have it is not looked for: both may be a peer's.
+static bool scope_in(str set, str one) {
+    str each;
+
+    for (int n = 0; n < LIMIT_SCOPES && scope_next(&set, &each); n++)
+        if (str_eq(each, one)) return true;
+    return false;
+}
+
+// Every scope of `all` is in the set.
+static bool scope_has(str set, str all) {
+    str each;
+
+    while (scope_next(&all, &each))
+        if (!scope_in(set, each)) return false;
+    return true;
+}
+
+static size_t scope_count(str set) {
+    size_t n = 0;
+    str each;
+
+    while (scope_next(&set, &each)) n++;
+    return n;
+}
+
+// Union, in the order they came. What is no scope is left out, as it could
+// only spoil the request; too many are MCP_LIMIT_EXCEEDED.
+static mcp_code scope_add(buf *set, str more) {
+    size_t n = scope_count(buf_str(set));
+    str each;
+
+    while (scope_next(&more, &each) && !set->err) {
+        if (!scope_ok(each) || scope_in(buf_str(set), each)) continue;
+        if (++n > LIMIT_SCOPES) return MCP_LIMIT_EXCEEDED;
+        if (set->len) buf_byte(set, ' ');
+        buf_add(set, each);
+    }
+    return set->err;
+}
+
+// The same from an array of metadata.
+static mcp_code scope_add_all(buf *set, mcp_json list) {
+    mcp_code rc = set->err;
+
+    for (mcp_json v = mcp_first(list); mcp_exists(v) && !rc; v = mcp_next(v))
+        if (mcp_typeof(v) == MCP_STRING && scope_ok(mcp_view(v)))
+            rc = scope_add(set, mcp_view(v));
+    return rc;
+}
+
+// Append those of `wanted` that are not in `have`.
+static void scope_missing(buf *out, str wanted, str have) {
+    str each;
+
+    while (scope_next(&wanted, &each))
+        if (!scope_in(have, each)) scope_add(out, each);
+}
+
+// Is the string an element of the array?
+static bool list_has(mcp_json list, str what) {
+    for (mcp_json v = mcp_first(list); mcp_exists(v); v = mcp_next(v))
+        if (mcp_typeof(v) == MCP_STRING && str_eq(mcp_view(v), what))
+            return true;
+    return false;
+}
+
+// The path without the slash at its end; empty for the root.
+static str place_path(str path) {
+    if (str_ends(path, S("/"))) path.len--;
+    return path;
+}
+
+// Where protected resource metadata may be, i = 0, 1, ...; false: nowhere
+// else. What the challenge told is the only place; else it is the path's own
+// and then the root's (RFC 9728 3.1). A slash at the end of the path is tried
+// both ways, as servers differ (fr.76).
+static bool prm_place(buf *out, const url *site, str told, int i) {
+    str paths[3] = {site->path, place_path(site->path), S("")};
+    int at = 0;
+
+    if (told.len) {
+        if (i == 0) buf_add(out, told);
+        return i == 0;
+    }
+    if (paths[1].len == 0) at = 2;  // at the root all are one
+    for (; at < 3; at++) {
+        if (at == 1 && paths[0].len == paths[1].len) continue;
+        if (i-- == 0) break;
+    }
+    if (at == 3) return false;
+    url_origin(out, site);
+    buf_add(out, S("/.well-known/oauth-protected-resource"));
+    buf_add(out, paths[at]);
+    if (at < 2 && site->query.ptr) {
+        buf_byte(out, '?');
+        buf_add(out, site->query);
+    }
+    return true;
+}
+
+// Where an issuer's metadata may be (RFC 8414 3.1, OpenID Connect Discovery
+// 4.1), in this order. With a path the root is never asked: it may be another
+// tenant's. An issuer with a query is none (RFC 8414 section 2).
+static bool issuer_place(buf *out, const url *issuer, int i) {
+    static const char oauth[] = "/.well-known/oauth-authorization-server";
+    static const char openid[] = "/.well-known/openid-configuration";
+    str path = place_path(issuer->path);
+
+    if (issuer->query.ptr || i < 0 || i > (path.len ? 2 : 1)) return false;
+    url_origin(out, issuer);
+    if (i == 2) buf_add(out, path);
+    buf_add(out, i == 0 ? S(oauth) : S(openid));
+    if (i < 2) buf_add(out, path);
+    return true;
+}
+
+// Is it this machine, under a name that says so without being looked up?
+static bool url_is_loopback(const url *u) {
+    uint16_t six[8];
+    uint8_t ip[4];
+
+    if (url_ip4(u->host, ip)) return ip[0] == 127;
+    if (!u->literal) return str_is(u->host, "localhost");
+    if (!url_ip6(u->host, six)) return false;
+    for (int i = 0; i < 7; i++)
+        if (six[i]) return false;
+    return six[7] == 1;
+}
+
+// May a secret go there? https, or plain http to this machine if that is ok.
+static bool endpoint_ok(const url *u, bool loopback_ok) {
+    return u->https || (loopback_ok && url_is_loopback(u));
+}
+
+// A member that must be an http or https URL if it is there. False: it is
+// there and is none; *rc may then be MCP_OUT_OF_MEMORY.
+static bool meta_url(mem *m, mcp_json doc, const char *name, str *out,
+                     mcp_code *rc) {
+    mcp_json v = json_opt(doc, str_of(name));
+    url u;
+
+    *out = S("");
+    if (!mcp_exists(v)) return true;
+    *rc = url_parse(m, mcp_view(v), &u);
+    url_free(m, &u);
+    if (*rc) return false;
+    *out = mcp_view(v);
+    return true;
+}
+
+// A member that counts only if it is an array.
+static mcp_json meta_list(mcp_json doc, const char *name) {
+    mcp_json v = json_opt(doc, str_of(name));
+    return mcp_typeof(v) == MCP_ARRAY ? v : json_at(NULL, 0);
+}
+
+// A document that is a JSON object, or MCP_PROTOCOL_ERROR.
+static mcp_code meta_parse(mem *m, str body, const char *what, mcp_doc **out,
+                           diag *d) {
+    mcp_code rc = json_parse(m, body, out, NULL, NULL);
+
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    if (rc) return fail(d, MCP_PROTOCOL_ERROR, "%s is not JSON", what);
+    if (mcp_typeof(json_root(*out)) == MCP_OBJECT) return MCP_OK;
+    json_free(*out);
+    *out = NULL;
+    return fail(d, MCP_PROTOCOL_ERROR, "%s is not a JSON object", what);
+}
+
+static void prm_free(prm *p) {
+    json_free(p->doc);
+    memset(p, 0, sizeof *p);
+}
+
+static void as_free(as_meta *a) {
+    json_free(a->doc);
+    memset(a, 0, sizeof *a);
+}
+
+// A URL that a document names, for people, without its query.
+static void fail_place(diag *d, str place) {
+    fail_text(d, str_head(place, url_span(place, "?#")));
+}
+
+// Does the resource cover the server's URL? Same origin, and its path is the
+// beginning of the URL's, in whole segments (fr.77). A query must be the same.
+static bool prm_covers(const url *resource, const url *site) {
+    str path = place_path(resource->path);
+
+    if (!url_same_origin(resource, site)) return false;
+    if (resource->query.ptr && !str_eq(resource->query, site->query))
+        return false;
+    if (!str_starts(site->path, path)) return false;
+    return site->path.len == path.len || site->path.ptr[path.len] == '/';
+}
+
+// The checks of RFC 9728 3.3: a document that is about another resource could
+// make us ask for a token that is good there.
+static mcp_code prm_check(mem *m, const url *site, prm *p, diag *d) {
+    url u;
+    mcp_code rc;
+    bool covers;
+
+    if (!p->resource.len)
+        return fail(d, MCP_PROTOCOL_ERROR,
+                    "the protected resource metadata names no resource");
+    if (!mcp_exists(p->servers))
+        return fail(d, MCP_PROTOCOL_ERROR,
+                    "the protected resource metadata names no authorization "
+                    "server");
+    rc = url_parse(m, p->resource, &u);
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    covers = rc == MCP_OK && prm_covers(&u, site);
+    url_free(m, &u);
+    if (covers) return MCP_OK;
+    fail(d, MCP_OAUTH_FAILED,
+         "the protected resource metadata is about another resource than this "
+         "server");
+    fail_place(d, p->resource);
+    return MCP_OAUTH_FAILED;
+}
+
+// Which issuers come into question is the caller's to say; there is at least
+// one string.
+static mcp_code prm_parse(mem *m, const url *site, str body, prm *out,
+                          diag *d) {
+    mcp_json root, list;
+    mcp_code rc;
+
+    memset(out, 0, sizeof *out);
+    rc = meta_parse(m, body, "the protected resource metadata", &out->doc, d);
+    if (rc) return rc;
+    root = json_root(out->doc);
+    out->resource = mcp_view(json_opt(root, S("resource")));
+    list = meta_list(root, "authorization_servers");
+    for (mcp_json v = mcp_first(list); mcp_exists(v); v = mcp_next(v))
+        if (mcp_length(v) && mcp_typeof(v) == MCP_STRING) out->servers = list;
+    out->scopes = meta_list(root, "scopes_supported");
+    out->dpop = mcp_boolean(
+        json_get(root, S("dpop_bound_access_tokens_required")), false);
+    rc = prm_check(m, site, out, d);
+    if (rc) prm_free(out);
+    return rc;
+}
+
+// The parts that are no check.
+static void as_fill(as_meta *a, mcp_json root) {
+    mcp_json pkce = meta_list(root, "code_challenge_methods_supported");
+
+    a->issuer = mcp_view(json_opt(root, S("issuer")));
+    a->scopes = meta_list(root, "scopes_supported");
+    a->auth_methods = meta_list(root, "token_endpoint_auth_methods_supported");
+    a->grants = meta_list(root, "grant_types_supported");
+    a->dpop_algs = meta_list(root, "dpop_signing_alg_values_supported");
+    a->s256_told = mcp_exists(pkce);
+    a->s256 = list_has(pkce, S("S256"));
+    a->document = mcp_boolean(
+        json_get(root, S("client_id_metadata_document_supported")), false);
+    a->iss = mcp_boolean(
+        json_get(root, S("authorization_response_iss_parameter_supported")),
+        false);
+}
+
+// Endpoints are URLs, and there is one for tokens; whether they are safe to
+// talk to is endpoint_ok()'s to say.
+static mcp_code as_check(mem *m, str issuer, as_meta *a, diag *d) {
+    const struct {
+        const char *name;
+        str *at;
+    } urls[] = {{"authorization_endpoint", &a->authorize},
+                {"token_endpoint", &a->token},
+                {"registration_endpoint", &a->registration},
+                {"revocation_endpoint", &a->revocation}};
+    mcp_code rc = MCP_OK;
+
+    for (size_t i = 0; i < COUNT(urls); i++) {
+        if (meta_url(m, json_root(a->doc), urls[i].name, urls[i].at, &rc))
+            continue;
+        if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+        return fail(d, MCP_PROTOCOL_ERROR,
+                    "\"%s\" of the authorization server's metadata is no http "
+                    "or https URL", urls[i].name);
+    }
+    if (!a->token.len)
+        return fail(d, MCP_PROTOCOL_ERROR,
+                    "the authorization server's metadata has no "
+                    "\"token_endpoint\"");
+    if (!issuer.ptr || str_eq(issuer, a->issuer)) return MCP_OK;
+    if (!a->issuer.len)
+        return fail(d, MCP_PROTOCOL_ERROR,
+                    "the authorization server's metadata has no \"issuer\"");
+    fail(d, MCP_OAUTH_FAILED,
+         "the authorization server's metadata names another issuer than the "
+         "one that was asked");
+    fail_place(d, a->issuer);
+    return MCP_OAUTH_FAILED;
+}
+
+// `issuer` is what the address was made of; RFC 8414 3.3 wants the very same
+// in the document. With a NULL pointer any will do: 2025-03-26 knew no issuer.
+static mcp_code as_parse(mem *m, str issuer, str body, as_meta *out, diag *d) {
+    mcp_code rc;
+
+    memset(out, 0, sizeof *out);
+    rc = meta_parse(m, body, "the authorization server's metadata", &out->doc,
+                    d);
+    if (rc) return rc;
+    as_fill(out, json_root(out->doc));
+    rc = as_check(m, issuer, out, d);
+    if (rc) as_free(out);
+    return rc;
+}
+
+// 2025-03-26 where there is no metadata at all: the endpoints stand at the
+// server's origin, and PKCE is required of them.
+static mcp_code as_fallback(mem *m, const url *site, as_meta *out, diag *d) {
+    static const char *const names[][2] = {
+        {"issuer", ""},
+        {"authorization_endpoint", "/authorize"},
+        {"token_endpoint", "/token"},
+        {"registration_endpoint", "/register"}};
+    mcp_writer w;
+    buf text;
+    mcp_code rc;
+
+    memset(out, 0, sizeof *out);
+    w_init(&w, m, 8 * LIMIT_URL);
+    buf_init(&text, m, 2 * LIMIT_URL);
+    mcp_w_object(&w);
+    for (size_t i = 0; i < COUNT(names); i++) {
+        buf_clear(&text);
+        url_origin(&text, site);
+        buf_add(&text, str_of(names[i][1]));
+        w_pair(&w, names[i][0], buf_str(&text));
+    }
+    mcp_w_end(&w);
+    rc = text.err ? text.err : w_err(&w);
+    if (rc) fail(d, rc, NULL);
+    else rc = as_parse(m, str_make(NULL, 0), w_str(&w), out, d);
+    out->s256 = rc == MCP_OK;
+    buf_free(&text);
+    w_free(&w);
+    return rc;
+}
+
+// One pair of application/x-www-form-urlencoded. A value with a NULL pointer
+// is left out.
+static void form_pair(buf *out, const char *name, str value) {
+    if (!value.ptr) return;
+    if (out->len) buf_byte(out, '&');
+    buf_percent(out, str_of(name), "");
+    buf_byte(out, '=');
+    buf_percent(out, value, "");
+}
+
+// 32 random bytes as text, for state, verifiers and identifiers. False: the
+// system has none.
+static bool random_text(mcp *m, char out[44]) {
+    uint8_t bytes[32];
+    bool ok = m->os.random(&m->os, bytes, sizeof bytes);
+
+    if (ok) base64url_32(out, bytes);
+    else out[0] = 0;
+    wipe(bytes, sizeof bytes);
+    return ok;
+}
+
+// RFC 7636 4.2: BASE64URL(SHA256(verifier)).
+static void pkce_challenge(str verifier, char challenge_out[44]) {
+    uint8_t digest[32];
+
+    sha256_of(digest, verifier);
+    base64url_32(challenge_out, digest);
+}
+
+static bool pkce_make(mcp *m, char verifier[44], char challenge_out[44]) {
+    if (!random_text(m, verifier)) return false;
+    pkce_challenge(str_of(verifier), challenge_out);
+    return true;
+}
+
+// The authorization request (RFC 6749 4.1.1 with RFC 7636 and RFC 8707). The
+// endpoint's own query is kept (RFC 6749 3.1).
+static void authorize_url(buf *out, const authorize_ask *q) {
+    size_t from = out->len;
+    buf form;
+
+    buf_add(out, q->endpoint);
+    if (str_find(q->endpoint, S("?")) == SIZE_MAX)
+        buf_byte(out, '?');
+    else if (out->len > from && !http_one_of(out->ptr[out->len - 1], "?&"))
+        buf_byte(out, '&');
+    buf_init(&form, out->mem, out->max);
+    form_pair(&form, "response_type", S("code"));
+    form_pair(&form, "client_id", q->client_id);
+    form_pair(&form, "redirect_uri", q->redirect);
+    form_pair(&form, "code_challenge", q->challenge);
+    form_pair(&form, "code_challenge_method", S("S256"));
+    form_pair(&form, "state", q->state);
+    form_pair(&form, "resource", q->resource);
+    if (q->scope.len) form_pair(&form, "scope", q->scope);
+    if (form.err && !out->err) out->err = form.err;
+    buf_add(out, buf_str(&form));
+    buf_free(&form);
+}
+
+// Undo the encoding of a form into `out`, which has room. False: a '%' without
+// two digits.
+static bool form_decode(buf *out, str s, str *value) {
+    size_t from = out->len;
+
+    for (size_t i = 0; i < s.len; i++) {
+        char c = s.ptr[i];
+        if (c == '+') c = ' ';
+        if (c == '%') {
+            int high = s.len - i > 2 ? hex_digit(s.ptr[i + 1]) : -1;
+            int low = high < 0 ? -1 : hex_digit(s.ptr[i + 2]);
+            if (low < 0) return false;
+            c = (char)(high << 4 | low);
+            i += 2;
+        }
+        buf_byte(out, c);
+    }
+    *value = str_make(out->ptr + from, out->len - from);
+    return true;
+}
+
+typedef struct callback_pairs {
+    str name[CALLBACK_PAIRS], value[CALLBACK_PAIRS];
+    int n;
+} callback_pairs;
+
+static str pairs_get(const callback_pairs *p, str name, bool *has) {
+    for (int i = 0; i < p->n; i++) {
+        if (!str_eq(p->name[i], name)) continue;
+        *has = true;
+        return p->value[i];
+    }
+    *has = false;
+    return S("");
+}
+
+// Why not: NULL if every parameter is readable and there once. Two of one name
+// could be read as different ones by us and by somebody else.
+static const char *callback_read(buf *text, str query, callback_pairs *p) {
+    str pair, name, value;
+    bool has;
+
+    p->n = 0;
+    while (query.len) {
+        str_cut(query, '&', &pair, &query);
+        if (!pair.len) continue;
+        if (p->n == CALLBACK_PAIRS) return "has too many parameters";
+        str_cut(pair, '=', &name, &value);
+        if (!form_decode(text, name, &p->name[p->n]) ||
+            !form_decode(text, value, &p->value[p->n]))
+            return "is not encoded well";
+        pairs_get(p, p->name[p->n], &has);
+        if (has) return "has a parameter twice";
+        p->n++;
+    }
+    return NULL;
+}
+
+// Is it the address that was registered? Its query, if it has one, is the
+// beginning of this one.
+static mcp_code callback_place(mem *m, str given, str redirect, str *query,
+                               const char **why) {
+    url a, b;
+    str head, want;
+    mcp_code rc;
+
+    str_cut(given, '?', &head, query);
+    str_cut(redirect, '?', &redirect, &want);
+    memset(&b, 0, sizeof b);
+    rc = url_parse(m, head, &a);
+    if (rc == MCP_OK) rc = url_parse(m, redirect, &b);
+    if (rc == MCP_OK && (!url_same_origin(&a, &b) || !str_eq(a.path, b.path)))
+        rc = MCP_PROTOCOL_ERROR;
+    url_free(m, &a);
+    url_free(m, &b);
+    if (rc == MCP_OK && want.len) {
+        if (!str_starts(*query, want)) rc = MCP_PROTOCOL_ERROR;
+        *query = str_skip(*query, want.len);
+        if (query->len && *query->ptr != '&') rc = MCP_PROTOCOL_ERROR;
+    }
+    if (rc && rc != MCP_OUT_OF_MEMORY) {
+        *why = "is not at the address that was registered";
+        rc = MCP_OAUTH_FAILED;
+    }
+    return rc;
+}
+
+// What is left to ask of the parameters; NULL: nothing.
+static const char *callback_judge(const callback_pairs *p, str state,
+                                  callback_answer *out) {
+    bool has_state, has_code, has_error, has;
+    str told = pairs_get(p, S("state"), &has_state);
+
+    out->code = pairs_get(p, S("code"), &has_code);
+    out->error = pairs_get(p, S("error"), &has_error);
+    out->description = pairs_get(p, S("error_description"), &has);
+    out->iss = pairs_get(p, S("iss"), &out->has_iss);
+    if (!has_state || !oauth_same(told, state))
+        return "does not belong to this sign-in";
+    if (has_code == has_error || !(out->code.len + out->error.len))
+        return "has neither a code nor an error, or both";
+    if (!oauth_visible(out->code, true) || !oauth_visible(out->error, true) ||
+        !oauth_visible(out->iss, true))
+        return "holds bytes that cannot be";
+    return NULL;
+}
+
+static void callback_answer_free(callback_answer *a) {
+    if (a->text.mem) buf_wipe(&a->text);
+    memset(a, 0, sizeof *a);
+}
+
+// A whole callback URL, from the listener or pasted (fr.82), the blanks around
+// it taken away. MCP_OK also for an error response: neither it nor a code may
+// be used before iss_ok() agreed (RFC 9207 2.4).
+static mcp_code callback_parse(mem *m, str text, str redirect, str state,
+                               callback_answer *out, diag *d) {
+    const char *why = NULL;
+    callback_pairs pairs;
+    mcp_code rc = MCP_OK;
+    str query = S("");
+
+    memset(out, 0, sizeof *out);
+    if (text.len > LIMIT_CALLBACK) why = "is too long";
+    for (size_t i = 0; i < text.len && !why; i++)
+        if ((uint8_t)text.ptr[i] <= ' ' || text.ptr[i] == 0x7F)
+            why = "holds a blank or a control character";
+    if (!why) rc = callback_place(m, text, redirect, &query, &why);
+    buf_init(&out->text, m, size_add(LIMIT_CALLBACK, 1));
+    if (!rc && !why && !buf_reserve(&out->text, size_add(query.len, 1)))
+        rc = out->text.err;
+    if (!rc && !why) why = callback_read(&out->text, query, &pairs);
+    if (!rc && !why) why = callback_judge(&pairs, state, out);
+    if (!rc && !why) return MCP_OK;
+    callback_answer_free(out);
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    return fail(d, MCP_OAUTH_FAILED, "the callback %s", why);
+}
+
+// RFC 9207 2.4, and the table of the MCP specification: one that promised to
+// name itself must, and whoever is named must be the one that was asked.
+static bool iss_ok(bool advertised, bool has_iss, str iss, str issuer) {
+    return has_iss ? str_eq(iss, issuer) : !advertised;
+}
+
+// The names of RFC 7591 section 2, and ours.
+static const char *const client_auth_names[][2] = {
+    {"client_secret_basic", "basic"},
+    {"client_secret_post", "post"},
+    {"none", "none"},
+    {"private_key_jwt", "private_key_jwt"}};
+
+// Ours for either spelling; NULL: unknown.
+static const char *client_auth_name(str s) {
+    for (size_t i = 0; i < COUNT(client_auth_names); i++)
+        if (str_is(s, client_auth_names[i][0]) ||
+            str_is(s, client_auth_names[i][1]))
+            return client_auth_names[i][1];
+    return NULL;
+}
+
+// How to say who we are at the token endpoint. What the registration or the
+// configuration says (`wanted`, either spelling, or NULL) goes first; then the
+// first that the server has. An absent list means basic (RFC 8414 section 2).
+// NULL: none fits.
+static const char *client_auth_method(mcp_json supported, bool has_secret,
+                                      const char *wanted) {
+    const char *known = wanted ? client_auth_name(str_of(wanted)) : NULL;
+
+    if (known && (has_secret || strcmp(known, "none") == 0 ||
+                  strcmp(known, "private_key_jwt") == 0))
+        return known;
+    if (!has_secret) return "none";
+    if (!mcp_exists(mcp_first(supported))) return "basic";
+    for (size_t i = 0; i < 3; i++)
+        if (list_has(supported, str_of(client_auth_names[i][0])))
+            return client_auth_names[i][1];
+    return NULL;
+}
+
+// RFC 6749 2.3.1: both parts are encoded as in a form, then as in RFC 7617.
+static void client_auth_basic(buf *headers, str id, str secret) {
+    buf pair;
+
+    buf_init(&pair, headers->mem, headers->max);
+    buf_percent(&pair, id, "");
+    buf_byte(&pair, ':');
+    buf_percent(&pair, secret, "");
+    if (pair.err && !headers->err) headers->err = pair.err;
+    buf_add(headers, S("Authorization: Basic "));
+    buf_base64(headers, buf_str(&pair));
+    buf_add(headers, S("\r\n"));
+    buf_wipe(&pair);
+}
+
+// The answer of an endpoint is a refusal, or nothing we understand. The words
+// of the other side go below the first line.
+static mcp_code answer_fail(const char *endpoint, int status, mcp_json root,
+                            char error[64], diag *d) {
+    str code = mcp_view(json_opt(root, S("error")));
+    str text = mcp_view(json_opt(root, S("error_description")));
+
+    if (code.len && code.len < 64 && oauth_visible(code, false)) {
+        snprintf(error, 64, "%.*s", MCP_ARG(code));
+        fail(d, MCP_OAUTH_FAILED, "the %s endpoint refused: %s", endpoint,
+             error);
+    } else {
+        fail(d, MCP_OAUTH_FAILED, "the %s endpoint answered with status %d%s",
+             endpoint, status,
+             status / 100 == 2   ? ", but not with what it was asked for"
+             : status / 100 == 3 ? ", a redirect, which is not followed"
+                                 : "");
+    }
+    if (d) d->http_status = status;
+    if (text.len) fail_text(d, text);
+    return MCP_OAUTH_FAILED;
+}
+
+// Seconds as a number or, as some servers have it, in quotes. What makes
+// no sense is as good as not told: the server will say 401.
+static int64_t token_life(mcp_json v) {
+    uint64_t n = 0;
+    str text = mcp_view(v);
+
+    if (!json_to_u64(v, UINT64_MAX, &n) && !str_to_u64(text, UINT64_MAX, &n))
+        return 0;
+    return n < TOKEN_LIFE ? (int64_t)n : TOKEN_LIFE;
+}
+
+static void token_free(token_answer *t) {
+    json_wipe(t->doc);
+    t->doc = NULL;
+    t->access = t->refresh = t->scope = t->issued_type = S("");
+}
+
+// What must hold of a token: it goes into a header, and it is used in a way
+// that we know.
+static mcp_code token_check(token_answer *t, str type, diag *d) {
+    if (str_eq_nocase(type, S("Bearer"))) t->scheme = SCHEME_BEARER;
+    else if (str_eq_nocase(type, S("DPoP"))) t->scheme = SCHEME_DPOP;
+    else if (!str_eq_nocase(type, S("N_A")) || !t->issued_type.len)
+        return fail(d, MCP_OAUTH_FAILED,
+                    "the token is of a type that this client cannot use");
+    if (t->access.len > LIMIT_TOKEN || t->refresh.len > LIMIT_TOKEN)
+        return fail(d, MCP_OAUTH_FAILED, "a token is larger than %d bytes",
+                    (int)LIMIT_TOKEN);
+    if (!oauth_visible(t->access, false) || !oauth_visible(t->refresh, true))
+        return fail(d, MCP_OAUTH_FAILED,
+                    "a token holds bytes that no token has");
+    return MCP_OK;
+}
+
+// RFC 6749 5.1 and 5.2. A refusal is MCP_OAUTH_FAILED with its word in
+// out->error ("" if the answer is no such thing). Some say it with status 200.
+static mcp_code token_parse(mem *m, int status, str body, token_answer *out,
+                            diag *d) {
+    mcp_json root;
+    mcp_code rc;
+
+    memset(out, 0, sizeof *out);
+    rc = json_parse(m, body, &out->doc, NULL, NULL);
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    root = rc ? json_at(NULL, 0) : json_root(out->doc);
+    out->access = mcp_view(json_opt(root, S("access_token")));
+    out->refresh = mcp_view(json_opt(root, S("refresh_token")));
+    out->scope = mcp_view(json_opt(root, S("scope")));
+    // One that cannot be stored is as good as not told.
+    if (out->scope.len > RECORD_SCOPE || !oauth_visible(out->scope, true))
+        out->scope = S("");
+    out->has_scope = out->scope.len > 0;
+    out->issued_type = mcp_view(json_opt(root, S("issued_token_type")));
+    out->expires_in = token_life(json_opt(root, S("expires_in")));
+    if (status / 100 != 2 || !out->access.len)
+        rc = answer_fail("token", status, root, out->error, d);
+    else
+        rc = token_check(out, mcp_view(json_opt(root, S("token_type"))), d);
+    if (rc) token_free(out);
+    return rc;
+}
+
+// What to register as. A server that has no "none" is asked for what it has.
+static const char *registration_method(mcp_json supported) {
+    if (!mcp_exists(mcp_first(supported)) || list_has(supported, S("none")))
+        return "none";
+    for (size_t i = 0; i < 2; i++)
+        if (list_has(supported, str_of(client_auth_names[i][0])))
+            return client_auth_names[i][0];
+    return "none";
+}
+
+// RFC 7591 section 2. "native": OpenID Connect takes a client that does not
+// say so for a web one, and refuses loopback addresses (fr.79).
+static mcp_code registration_text(buf *out, const char *name, str redirect,
+                                  str scope, mcp_json auth_methods) {
+    mcp_writer w;
+    mcp_code rc;
+
+    w_init(&w, out->mem, out->max);
+    mcp_w_object(&w);
+    w_pair(&w, "client_name", str_of(name));
+    w_key(&w, S("redirect_uris"));
+    mcp_w_array(&w);
+    w_string(&w, redirect);
+    mcp_w_end(&w);
+    w_pair(&w, "application_type", S("native"));
+    w_pair_raw(&w, "grant_types",
+               S("[\"authorization_code\",\"refresh_token\"]"));
+    w_pair_raw(&w, "response_types", S("[\"code\"]"));
+    w_pair(&w, "token_endpoint_auth_method",
+           str_of(registration_method(auth_methods)));
+    if (scope.len) w_pair(&w, "scope", scope);
+    mcp_w_end(&w);
+    rc = w_err(&w);
+    if (!rc) buf_add(out, w_str(&w));
+    w_free(&w);
+    return rc ? rc : out->err;
+}
+
+static void registration_free(registration_answer *r) {
+    json_wipe(r->doc);
+    memset(r, 0, sizeof *r);
+}
+
+// What the server made of us is what counts (RFC 7591 3.2.1).
+static mcp_code registration_check(registration_answer *r, mcp_json root,
+                                   diag *d) {
+    mcp_json method = json_opt(root, S("token_endpoint_auth_method"));
+    mcp_json until = json_opt(root, S("client_secret_expires_at"));
+    uint64_t n = 0;
+
+    if (r->id.len > LIMIT_CLIENT_ID || !oauth_visible(r->id, true))
+        return fail(d, MCP_OAUTH_FAILED,
+                    "the registration gave a client id that cannot be used");
+    if (r->secret.len > LIMIT_TOKEN || !oauth_visible(r->secret, true))
+        return fail(d, MCP_OAUTH_FAILED,
+                    "the registration gave a secret that cannot be used");
+    if (mcp_exists(method)) {
+        r->method = client_auth_name(mcp_view(method));
+        if (!r->method || strcmp(r->method, "private_key_jwt") == 0)
+            return fail(d, MCP_OAUTH_FAILED,
+                        "the registration wants a way of authentication that "
+                        "this client does not have");
+    }
+    if (json_to_u64(until, INT64_MAX, &n)) r->secret_expires = (int64_t)n;
+    return MCP_OK;
+}
+
+static mcp_code registration_parse(mem *m, int status, str body,
+                                   registration_answer *out, diag *d) {
+    char error[64] = "";
+    mcp_json root;
+    mcp_code rc;
+
+    memset(out, 0, sizeof *out);
+    rc = json_parse(m, body, &out->doc, NULL, NULL);
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    root = rc ? json_at(NULL, 0) : json_root(out->doc);
+    out->id = mcp_view(json_opt(root, S("client_id")));
+    out->secret = mcp_view(json_opt(root, S("client_secret")));
+    if (status / 100 != 2 || !out->id.len)
+        rc = answer_fail("registration", status, root, error, d);
+    else
+        rc = registration_check(out, root, d);
+    if (rc) registration_free(out);
+    return rc;
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16b Keys
+//
+// Signatures for two purposes: a client that proves itself by a key
+// (private_key_jwt, RFC 7523) and tokens that are bound to one (DPoP, RFC
+// 9449). Only ES256: every server that has either has it, and one curve is
+// little code. BearSSL signs as RFC 6979 says, so a bad source of random
+// numbers cannot give a key away.
+//=============================================================================
+
+#if USE_OAUTH
+
+// A P-256 key; the numbers are big-endian, as JSON Web Keys have them.
+typedef struct key_pair {
+    unsigned char d[32], x[32], y[32];
+} key_pair;
+
+enum {
+    KEY_TRIES = 8,
+    KEY_JWT = 64 << 10  // header and claims; a nonce is a header's length
+};
+
+// The public part of d; BearSSL multiplies in constant time. False: d is no key
+// (0, or not below the order).
+static bool key_complete(key_pair *k) {
+    const br_ec_impl *ec = br_ec_get_default();
+    size_t n = 0;
+    const unsigned char *order = ec->order(BR_EC_secp256r1, &n);
+    static const unsigned char zero[32] = {0};
+    unsigned char point[65];
+
+    assert(n == sizeof k->d);
+    if (memcmp(k->d, order, n) >= 0 || memcmp(k->d, zero, n) == 0)
+        return false;
+    if (ec->mulgen(point, k->d, sizeof k->d, BR_EC_secp256r1) != 65)
+        return false;
+    memcpy(k->x, point + 1, 32);
+    memcpy(k->y, point + 33, 32);
+    return true;
+}
+
+// From the secret number alone, as it is stored.
+static bool key_from_secret(const unsigned char d[32], key_pair *out) {
+    memcpy(out->d, d, sizeof out->d);
+    if (key_complete(out)) return true;
+    memset(out, 0, sizeof *out);
+    return false;
+}
+
+// A new one. One draw in 2^32 is no key and is drawn again. False: the system
+// has no random numbers.
+static bool key_make(mcp *m, key_pair *out) {
+    for (int i = 0; i < KEY_TRIES; i++)
+        if (m->os.random(&m->os, out->d, sizeof out->d) && key_complete(out))
+            return true;
+    memset(out, 0, sizeof *out);
+    return false;
+}
+
+// PEM is decoded piece by piece into BearSSL's reader of keys, which takes
+// PKCS #8 and the older form of SEC 1.
+typedef struct key_reader {
+    br_pem_decoder_context pem;
+    br_skey_decoder_context key;
+    bool take;  // inside an object that is a key
+} key_reader;
+
+static void key_push(void *arg, const void *data, size_t n) {
+    key_reader *r = arg;
+    if (r->take) br_skey_decoder_push(&r->key, data, n);
+}
+
+// Push up to the next event of the decoder; true: a key has been read, well or
+// not. Other objects ("EC PARAMETERS" stands before some keys) are passed by.
+static bool key_event(key_reader *r, str *in) {
+    size_t n = br_pem_decoder_push(&r->pem, in->ptr, in->len);
+
+    *in = str_skip(*in, n);
+    switch (br_pem_decoder_event(&r->pem)) {
+    case BR_PEM_BEGIN_OBJ:
+        r->take = str_ends(str_of(br_pem_decoder_name(&r->pem)),
+                           S("PRIVATE KEY"));
+        return false;
+    case BR_PEM_END_OBJ:
+    case BR_PEM_ERROR: return r->take;
+    default: return false;
+    }
+}
+
+// The first private key of the text; false: there is none. The last line may
+// lack its end, which the decoder waits for.
+static bool key_find(key_reader *r, str pem) {
+    str end = S("\n");
+
+    br_pem_decoder_init(&r->pem);
+    br_skey_decoder_init(&r->key);
+    br_pem_decoder_setdest(&r->pem, key_push, r);
+    while (pem.len)
+        if (key_event(r, &pem)) return true;
+    return key_event(r, &end);
+}
+
+// What is wrong with a key that was configured, or NULL. BearSSL keeps its
+// secret number as it was written: with leading zeros or without.
+static const char *key_take(key_reader *r, str pem, key_pair *out) {
+    const br_ec_private_key *ec;
+
+    if (!key_find(r, pem)) return "is no private key in PEM form";
+    if (br_skey_decoder_last_error(&r->key))
+        return "cannot be read (it must not be encrypted)";
+    ec = br_skey_decoder_get_ec(&r->key);
+    if (!ec || ec->curve != BR_EC_secp256r1 || ec->xlen > sizeof out->d)
+        return "is not for ES256 (a key of the curve P-256)";
+    memcpy(out->d + sizeof out->d - ec->xlen, ec->x, ec->xlen);
+    return key_complete(out) ? NULL : "is out of range";
+}
+
+static mcp_code key_from_pem(mem *m, str pem, key_pair *out, diag *d) {
+    key_reader *r = mem_new(m, sizeof *r);
+    const char *why;
+
+    memset(out, 0, sizeof *out);
+    if (!r) return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    why = key_take(r, pem, out);
+    wipe(r, sizeof *r);
+    mem_free(m, r, sizeof *r);
+    if (!why) return MCP_OK;
+    memset(out, 0, sizeof *out);
+    return fail(d, MCP_CONFIGURATION_INVALID, "the key %s", why);
+}
+
+// The public key (RFC 7517), its members in the order that RFC 7638 hashes.
+static void key_jwk(buf *out, const key_pair *k) {
+    char x[44], y[44];
+
+    base64url_32(x, k->x);
+    base64url_32(y, k->y);
+    buf_fmt(out, "{\"crv\":\"P-256\",\"kty\":\"EC\",\"x\":\"%s\",\"y\":\"%s\"}",
+            x, y);
+}
+
+// A compact JWS (RFC 7515 7.1) with ES256: both numbers of the signature one
+// after the other (RFC 7518 3.4).
+static mcp_code jwt_sign(buf *out, const key_pair *k, str header_json,
+                         str claims_json) {
+    br_ec_private_key key;
+    uint8_t digest[32], sign[64];
+    size_t from = out->len, n;
+    key_pair copy = *k;  // BearSSL's type has no const
+
+    buf_base64url(out, header_json);
+    buf_byte(out, '.');
+    buf_base64url(out, claims_json);
+    if (out->err) return out->err;
+    sha256_of(digest, str_skip(buf_str(out), from));
+    key.curve = BR_EC_secp256r1;
+    key.x = copy.d;
+    key.xlen = sizeof copy.d;
+    n = br_ecdsa_sign_raw_get_default()(br_ec_get_default(), &br_sha256_vtable,
+                                        digest, &key, sign);
+    wipe(&copy, sizeof copy);
+    if (n != sizeof sign) return MCP_OPERATION_FAILED;
+    buf_byte(out, '.');
+    buf_base64url(out, str_make((const char *)sign, sizeof sign));
+    return out->err;
+}
+
+// Sign what two writers hold, and be done with them. Their first error counts,
+// as everywhere.
+static mcp_code jwt_finish(buf *out, const key_pair *k, mcp_writer *header,
+                           mcp_writer *claims) {
+    mcp_code rc = w_err(header) ? w_err(header) : w_err(claims);
+
+    if (!rc) rc = jwt_sign(out, k, w_str(header), w_str(claims));
+    w_free(header);
+    w_free(claims);
+    return rc;
+}
+
+// How a client proves itself by its key (RFC 7523 section 3); `kid` may be
+// NULL. The audience is the issuer itself: a token endpoint's URL could be
+// anybody's. The times are the system's, in seconds.
+static mcp_code client_assertion(mcp *m, buf *out, const key_pair *k,
+                                 const char *kid, str client_id, str audience,
+                                 int64_t now) {
+    mcp_writer header, claims;
+    char jti[44];
+
+    if (!random_text(m, jti)) return MCP_OPERATION_FAILED;
+    w_init(&header, &m->mem, KEY_JWT);
+    w_init(&claims, &m->mem, KEY_JWT);
+    mcp_w_object(&header);
+    w_pair(&header, "alg", S("ES256"));
+    w_pair(&header, "typ", S("JWT"));
+    if (kid && *kid) w_pair(&header, "kid", str_of(kid));
+    mcp_w_end(&header);
+    mcp_w_object(&claims);
+    w_pair(&claims, "iss", client_id);
+    w_pair(&claims, "sub", client_id);
+    w_pair(&claims, "aud", audience);
+    w_pair(&claims, "jti", str_of(jti));
+    w_pair_int(&claims, "iat", now);
+    w_pair_int(&claims, "exp", now + ASSERTION_LIFE_S);
+    mcp_w_end(&claims);
+    return jwt_finish(out, k, &header, &claims);
+}
+
+// The proof for one request (RFC 9449 4.2): `htu` has neither query nor
+// fragment. `nonce` and `access` (then its hash goes in) may be empty.
+static mcp_code dpop_proof(mcp *m, buf *out, const key_pair *k, str method,
+                           const url *u, str nonce, str access, int64_t now) {
+    mcp_writer header, claims;
+    char jti[44], ath[44];
+    buf text;
+
+    if (!random_text(m, jti)) return MCP_OPERATION_FAILED;
+    w_init(&header, &m->mem, KEY_JWT);
+    w_init(&claims, &m->mem, KEY_JWT);
+    buf_init(&text, &m->mem, KEY_JWT);
+    mcp_w_object(&header);
+    w_pair(&header, "typ", S("dpop+jwt"));
+    w_pair(&header, "alg", S("ES256"));
+    key_jwk(&text, k);
+    w_pair_raw(&header, "jwk", buf_str(&text));
+    mcp_w_end(&header);
+    buf_clear(&text);
+    url_show(&text, u);
+    mcp_w_object(&claims);
+    w_pair(&claims, "jti", str_of(jti));
+    w_pair(&claims, "htm", method);
+    w_pair(&claims, "htu", buf_str(&text));
+    w_pair_int(&claims, "iat", now);
+    pkce_challenge(access, ath);  // the same hash and form
+    if (access.len) w_pair(&claims, "ath", str_of(ath));
+    if (nonce.len) w_pair(&claims, "nonce", nonce);
+    mcp_w_end(&claims);
+    if (text.err && !claims.b.err) claims.b.err = text.err;
+    buf_free(&text);
+    return jwt_finish(out, k, &header, &claims);
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16c Callback
+//
+// The way back from the browser: a listener on loopback in the poll loop,
+// which takes one answer, and the start of a browser.
+//
+// Anything on this machine, and any web page in its browser, can connect: so
+// the name in Host must be ours (a page that had its own name point to
+// 127.0.0.1 would send that), the path and `state` must be exact, only GET is
+// heard, and nothing that came in is shown. Eight connections at a time have
+// five seconds each. After the first answer that fits, all others are refused,
+// and the listener goes once its page is out.
+//
+// A browser is started by its name, without a shell. It may stay in the
+// foreground for hours: it is left alone then, and holds no pipe of ours.
+//=============================================================================
+
+#if USE_OAUTH
+
+enum {
+    CALLBACK_HEAD = LIMIT_CALLBACK + (16 << 10),  // a request's head
+    CALLBACK_READ = 4096,
+    CALLBACK_READS = 16      // of one that floods us, in one step
+};
+
+typedef struct callback callback;
+
+typedef struct callback_conn {
+    job job;       // first
+    callback *of;
+    io *io;        // NULL: free
+    buf in, out;
+    size_t put;    // of `out`
+    bool answered;
+} callback_conn;
+
+// Owned by whoever opened it until callback_free(), then by itself.
+struct callback {
+    job job;                   // first: there are connections to take
+    mcp *m;
+    callback *next;            // in m->callbacks
+    job *owner;                // NULL: forgotten, only the page is to go out
+    watch on[2];               // "localhost" is two addresses
+    url redirect_url;
+    buf redirect, state, answer;
+    bool answered;
+    callback_conn conns[LIMIT_CALLBACK_CONNS];
+};
+
+// One page, three texts. Styles stand in the page as its policy allows nothing
+// else; `%s` is our name.
+typedef struct callback_page {
+    const char *status, *title, *text;
+} callback_page;
+
+static const callback_page page_code = {
+    "200 OK", "The answer has arrived",
+    "finishes the sign-in now. You can close this tab and go back to it."};
+static const callback_page page_error = {
+    "200 OK", "The sign-in was not granted",
+    "has been told. You can close this tab, go back to it and try again."};
+static const callback_page page_bad = {
+    "400 Bad Request", "This is not the expected answer",
+    "waits for another one, or no longer waits. You can close this tab; if "
+    "this is unexpected, go back and start the sign-in again."};
+static const callback_page page_absent = {
+    "404 Not Found", "There is nothing here",
+    "listens here for the answer to a sign-in only."};
+static const callback_page page_method = {
+    "405 Method Not Allowed\r\nAllow: GET", "This is not how it is asked",
+    "listens here for the answer to a sign-in only."};
+
+// Text of HTML.
+static void page_escape(buf *out, str s) {
+    for (size_t i = 0; i < s.len; i++) {
+        char c = s.ptr[i];
+        if (http_one_of(c, "&<>\"'")) buf_fmt(out, "&#%d;", c);
+        else buf_byte(out, c);
+    }
+}
+
+static void page_write(buf *out, const callback_page *page, const char *name) {
+    buf body;
+
+    buf_init(&body, out->mem, CALLBACK_HEAD);
+    buf_fmt(&body,
+            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+            "<meta name=\"viewport\" content=\"width=device-width\">"
+            "<title>%s</title><style>body{font:1.1em/1.5 sans-serif;"
+            "max-width:32em;margin:20vh auto;padding:0 1em}</style></head>"
+            "<body><h1>%s</h1><p>", page->title, page->title);
+    page_escape(&body, str_of(name));
+    buf_fmt(&body, " %s</p></body></html>\n", page->text);
+    if (body.err && !out->err) out->err = body.err;
+    buf_fmt(out,
+            "HTTP/1.1 %s\r\n"
+            "Content-Type: text/html; charset=utf-8\r\n"
+            "Content-Length: %zu\r\n"
+            "Connection: close\r\n"
+            "Cache-Control: no-store\r\n"
+            "Referrer-Policy: no-referrer\r\n"
+            "X-Content-Type-Options: nosniff\r\n"
+            "Content-Security-Policy: default-src 'none'; style-src "
+            "'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'\r\n\r\n", page->status, body.len);
+    buf_add(out, buf_str(&body));
+    buf_free(&body);
+}
+
+// The one Host of a request; empty if there is none or several (RFC 9112 3.2
+// wants both refused).
+static str caller_host(str fields) {
+    str line, name, value, host = S("");
+    int n = 0;
+
+    while (fields.len) {
+        str_cut(fields, '\n', &line, &fields);
+        if (!str_cut(line, ':', &name, &value)) continue;
+        if (!str_eq_nocase(name, S("Host"))) continue;
+        host = str_trim(value);
+        n++;
+    }
+    return n == 1 ? host : S("");
+}
+
+// Is this the answer? Then it is kept, whole. NULL: no memory for it, and the
+// browser may try again.
+static const callback_page *caller_answer(callback *c, str target) {
+    callback_answer a;
+    const callback_page *page = &page_bad;
+    mcp_code rc;
+    buf whole;
+
+    if (c->answered) return page;
+    buf_init(&whole, &c->m->mem, CALLBACK_HEAD);
+    url_origin(&whole, &c->redirect_url);
+    buf_add(&whole, target);
+    rc = whole.err;
+    if (!rc)
+        rc = callback_parse(&c->m->mem, buf_str(&whole), buf_str(&c->redirect),
+                            buf_str(&c->state), &a, NULL);
+    if (rc == MCP_OUT_OF_MEMORY) page = NULL;
+    if (!rc) {
+        page = a.error.len ? &page_error : &page_code;
+        callback_answer_free(&a);
+        c->answer = whole;
+        c->answered = true;
+        job_wake(c->m, c->owner);
+        return page;
+    }
+    buf_free(&whole);
+    return page;
+}
+
+// What to say to a whole head (RFC 9112 3). Only the origin form of a target
+// can be ours, and only the very bytes of the path: whoever was sent here by
+// the authorization server has them from us. Host is judged first, so that a
+// page that only borrowed our address learns nothing about paths.
+static const callback_page *caller_page(callback *c, str head) {
+    str line, fields, method, target, version, path, query;
+
+    str_cut(head, '\n', &line, &fields);
+    line = str_trim(line);
+    if (!str_cut(line, ' ', &method, &target) ||
+        !str_cut(target, ' ', &target, &version) ||
+        !str_starts(version, S("HTTP/1.")) || !str_starts(target, S("/")))
+        return &page_bad;
+    if (!str_eq_nocase(caller_host(fields), url_host_field(&c->redirect_url)))
+        return &page_bad;
+    str_cut(target, '?', &path, &query);
+    if (!str_eq(path, c->redirect_url.path)) return &page_absent;
+    if (!str_is(method, "GET")) return &page_method;
+    return caller_answer(c, target);
+}
+
+// Where the head of a request ends, or SIZE_MAX. Bare line feeds are taken, as
+// RFC 9112 2.2 allows.
+static size_t caller_head_end(str s) {
+    size_t crlf = str_find(s, S("\r\n\r\n")), lf = str_find(s, S("\n\n"));
+    return crlf < lf ? crlf : lf;
+}
+
+// A place gets free: another connection may be taken.
+static void caller_close(callback_conn *k) {
+    mcp *m = k->of->m;
+
+    if (!k->io) return;
+    io_close(m, k->io);
+    k->io = NULL;
+    job_end(m, &k->job);
+    buf_wipe(&k->in);  // the code stands in it
+    buf_free(&k->out);
+    job_wake(m, &k->of->job);
+}
+
+// Read until the head is whole, and after the answer until the other side has
+// closed: to close before that could take the page away from it again. False:
+// over.
+static bool caller_read(callback_conn *k) {
+    char bytes[CALLBACK_READ];
+    mcp *m = k->of->m;
+    ptrdiff_t n = 0;
+
+    for (int i = 0; i < CALLBACK_READS; i++) {
+        n = io_read(m, k->io, bytes, sizeof bytes);
+        if (n <= 0) break;
+        if (k->answered) continue;
+        buf_add(&k->in, str_make(bytes, (size_t)n));
+        if (k->in.err) return false;
+        if (caller_head_end(buf_str(&k->in)) != SIZE_MAX) break;
+    }
+    return n > 0 || n == IO_AGAIN;
+}
+
+// False: over.
+static bool caller_write(callback_conn *k) {
+    mcp *m = k->of->m;
+
+    while (k->put < k->out.len) {
+        str left = str_skip(buf_str(&k->out), k->put);
+        ptrdiff_t n = io_write(m, k->io, left.ptr, left.len);
+        if (n == IO_AGAIN) return true;
+        if (n <= 0) return false;
+        k->put += (size_t)n;
+        // The page is out: the other side closes, or is closed.
+        if (k->put == k->out.len)
+            job_at(m, &k->job, m->loop.now + TIME_CALLBACK_DRAIN);
+    }
+    return true;
+}
+
+static void caller_step(mcp *m, job *j) {
+    callback_conn *k = (callback_conn *)j;
+    const callback_page *page;
+    bool open = caller_read(k);
+
+    if (open && !k->answered &&
+        caller_head_end(buf_str(&k->in)) != SIZE_MAX) {
+        page = caller_page(k->of, buf_str(&k->in));
+        k->answered = true;
+        if (page) page_write(&k->out, page, m->opt.client_name);
+        if (!page || k->out.err) open = false;
+    }
+    if (open) open = caller_write(k);
+    // Its timer has gone off if it is not set: time is over.
+    if (!open || j->at == NEVER || j->at <= m->loop.now) {
+        caller_close(k);
+        return;
+    }
+    io_want(m, k->io, true, k->put < k->out.len);
+}
+
+// Take as many as there are places for; the others wait where the system keeps
+// them. False: one cannot be taken now, as there are too many descriptors, and
+// would keep the loop awake.
+static bool callback_accept(callback *c, watch *w) {
+    mcp *m = c->m;
+    os_result r;
+    os_fd fd;
+
+    for (int i = 0; i < LIMIT_CALLBACK_CONNS; i++) {
+        callback_conn *k = &c->conns[i];
+        if (k->io) continue;
+        r = m->os.accept(&m->os, w->fd, &fd);
+        if (r) return r == OS_AGAIN;
+        if (!job_init(m, &k->job, caller_step)) {
+            m->os.close(&m->os, fd);
+            return true;
+        }
+        k->io = io_new_fds(m, fd, fd, true, &k->job);
+        if (!k->io) {
+            job_end(m, &k->job);
+            return true;
+        }
+        k->of = c;
+        k->put = 0;
+        k->answered = false;
+        buf_init(&k->in, &m->mem, CALLBACK_HEAD);
+        buf_init(&k->out, &m->mem, 2 * CALLBACK_HEAD);
+        io_hot(m, k->io, true);
+        io_want(m, k->io, true, false);
+        job_at(m, &k->job, m->loop.now + TIME_CALLBACK);
+    }
+    return true;
+}
+
+static int callback_busy(const callback *c) {
+    int n = 0;
+    for (int i = 0; i < LIMIT_CALLBACK_CONNS; i++) n += c->conns[i].io != NULL;
+    return n;
+}
+
+// Without a place for another: those who only hold theirs make room soon, or
+// a page that opens connections and says nothing would keep the answer out.
+static void callback_hurry(callback *c) {
+    int64_t soon = c->m->loop.now + TIME_CALLBACK_FULL;
+
+    for (int i = 0; i < LIMIT_CALLBACK_CONNS; i++) {
+        callback_conn *k = &c->conns[i];
+        if (k->io && !k->answered && k->job.at > soon)
+            job_at(c->m, &k->job, soon);
+    }
+}
+
+static void callback_destroy(callback *c) {
+    mcp *m = c->m;
+    callback **p = &m->callbacks;
+
+    while (*p && *p != c) p = &(*p)->next;
+    if (*p) *p = c->next;
+    for (int i = 0; i < LIMIT_CALLBACK_CONNS; i++) caller_close(&c->conns[i]);
+    for (size_t i = 0; i < COUNT(c->on); i++) watch_close(m, &c->on[i]);
+    job_end(m, &c->job);
+    url_free(&m->mem, &c->redirect_url);
+    buf_free(&c->redirect);
+    buf_wipe(&c->state);
+    buf_wipe(&c->answer);
+    mem_free(&m->mem, c, sizeof *c);
+}
+
+// It listens while there is a place, also after the answer: a browser that asks
+// again is told something.
+static void callback_step(mcp *m, job *j) {
+    callback *c = (callback *)j;
+    bool full, pause = false;
+    short want;
+
+    if (!c->owner && !callback_busy(c)) {
+        callback_destroy(c);
+        return;
+    }
+    for (size_t i = 0; i < COUNT(c->on); i++) {
+        if (c->on[i].fd < 0 || !c->on[i].got) continue;
+        c->on[i].got = 0;
+        if (!callback_accept(c, &c->on[i])) pause = true;
+    }
+    full = callback_busy(c) == LIMIT_CALLBACK_CONNS;
+    if (full) callback_hurry(c);
+    want = full || pause ? 0 : MCP_READABLE;
+    for (size_t i = 0; i < COUNT(c->on); i++)
+        watch_want(m, &c->on[i], want);
+    if (pause) job_at(m, j, m->loop.now + TIME_CALLBACK_AGAIN);
+}
+
+// One address to listen on. Loopback is all that ever comes here.
+static mcp_code callback_listen(callback *c, watch *w, int family,
+                                const uint8_t *ip) {
+    os_addr a;
+    os_fd fd;
+    mcp *m = c->m;
+
+    memset(&a, 0, sizeof a);
+    a.family = family;
+    memcpy(a.ip, ip, family == 4 ? 4 : 16);
+    a.port = c->redirect_url.port;
+    if (m->os.listen(&m->os, &a, &fd)) return MCP_CALLBACK_UNAVAILABLE;
+    if (!watch_add(m, w, fd, MCP_READABLE, &c->job)) {
+        m->os.close(&m->os, fd);
+        return MCP_OUT_OF_MEMORY;
+    }
+    watch_hot(m, w, true);
+    return MCP_OK;
+}
+
+// "localhost" is whichever of the two a browser takes first; one that the
+// machine does not have is no loss.
+static mcp_code callback_bind(callback *c) {
+    static const uint8_t six[16] = {[15] = 1};
+    uint8_t four[4] = {127, 0, 0, 1};
+    const url *u = &c->redirect_url;
+    mcp_code rc;
+
+    if (u->https || !url_is_loopback(u)) return MCP_CALLBACK_UNAVAILABLE;
+    if (url_ip4(u->host, four)) return callback_listen(c, &c->on[0], 4, four);
+    if (u->literal) return callback_listen(c, &c->on[0], 6, six);
+    rc = callback_listen(c, &c->on[0], 4, four);
+    if (!rc && callback_listen(c, &c->on[1], 6, six) == MCP_OUT_OF_MEMORY)
+        rc = MCP_OUT_OF_MEMORY;
+    return rc;
+}
+
+// Listen at the redirect URI (http, this machine, the port it names) for the
+// answer with this state; the owner is woken when it is there. NULL: d says
+// why. The listener goes on in the handle's loop until callback_free().
+static callback *callback_open(mcp *m, str redirect, str state, job *owner,
+                               diag *d) {
+    callback *c = mem_new(&m->mem, sizeof *c);
+    mcp_code rc;
+
+    if (!c || !job_init(m, &c->job, callback_step)) {
+        mem_free(&m->mem, c, sizeof *c);
+        fail(d, MCP_OUT_OF_MEMORY, NULL);
+        return NULL;
+    }
+    assert(owner);
+    c->m = m;
+    c->owner = owner;
+    c->on[0].fd = c->on[1].fd = -1;
+    for (int i = 0; i < LIMIT_CALLBACK_CONNS; i++) c->conns[i].of = c;
+    buf_init(&c->redirect, &m->mem, LIMIT_URL);
+    buf_init(&c->state, &m->mem, LIMIT_URL);
+    buf_init(&c->answer, &m->mem, CALLBACK_HEAD);
+    buf_add(&c->redirect, redirect);
+    buf_add(&c->state, state);
+    rc = c->redirect.err ? c->redirect.err : c->state.err;
+    if (!rc) rc = url_parse(&m->mem, redirect, &c->redirect_url);
+    if (!rc) rc = callback_bind(c);
+    if (!rc) {
+        c->next = m->callbacks;
+        m->callbacks = c;
+        return c;
+    }
+    if (rc == MCP_OUT_OF_MEMORY) fail(d, rc, NULL);
+    else
+        fail(d, MCP_CALLBACK_UNAVAILABLE, "no listener at port %u",
+             (unsigned)c->redirect_url.port);
+    callback_destroy(c);
+    return NULL;
+}
+
+// The whole callback URL, once it is there; it is valid as callback_parse()
+// has it, and borrowed until callback_free().
+static bool callback_take(callback *c, str *out) {
+    *out = buf_str(&c->answer);
+    return c->answered;
+}
+
+// The port is free again. The page may still be on its way to the browser: it
+// goes on by itself.
+static void callback_free(callback *c) {
+    if (!c) return;
+    c->owner = NULL;
+    for (size_t i = 0; i < COUNT(c->on); i++) watch_close(c->m, &c->on[i]);
+    for (int i = 0; i < LIMIT_CALLBACK_CONNS; i++)
+        if (!c->conns[i].answered) caller_close(&c->conns[i]);
+    job_wake(c->m, &c->job);
+}
+
+// With the handle. A page that was not taken by now never will be.
+static void callbacks_free(mcp *m) {
+    while (m->callbacks) callback_destroy(m->callbacks);
+}
+
+// A browser, or what starts one. It stays in m->browsers until it has ended.
+typedef struct opener {
+    job job;         // first
+    mcp *m;
+    struct opener *next;
+    job *owner;      // NULL: nobody waits for the verdict
+    buf address, tried;
+    int pid;         // 0: none
+    int turn;        // which candidate
+    int64_t until;   // of this one's verdict
+    mcp_code code;
+} opener;
+
+// What is started where $BROWSER does not help; wslview is the one of Windows'
+// Linux, which has no xdg-open of its own.
+#ifdef __APPLE__
+static const char *const browser_programs[] = {"open"};
+#else
+static const char *const browser_programs[] = {"xdg-open", "wslview"};
+#endif
+
+// The program of that number: first those of $BROWSER, a list with colons, of
+// which only plain names of programs are taken: no arguments, no "%s". False:
+// there are no more.
+static bool browser_program(mcp *m, int number, buf *out) {
+    str list = str_of(m->os.env(&m->os, "BROWSER")), one;
+
+    buf_clear(out);
+    while (list.len) {
+        str_cut(list, ':', &one, &list);
+        if (!one.len || memchr(one.ptr, '%', one.len) ||
+            memchr(one.ptr, ' ', one.len))
+            continue;
+        if (number-- == 0) {
+            buf_add(out, one);
+            return true;
+        }
+    }
+    if (number >= (int)COUNT(browser_programs)) return false;
+    buf_add(out, str_of(browser_programs[number]));
+    return true;
+}
+
+static void browser_done(opener *b, mcp_code code) {
+    if (b->code != MCP_PENDING) return;
+    b->code = code;
+    job_wake(b->m, b->owner);
+}
+
+// Start one of them, found as `path`. It gets no pipe of ours.
+static mcp_code browser_spawn(opener *b, const char *path) {
+    mcp *m = b->m;
+    char *argv[] = {b->tried.ptr, b->address.ptr, NULL};
+    os_child child = {-1, -1, -1, -1};
+    os_spawn what = {0};
+    os_result r;
+
+    what.path = path;
+    what.argv = argv;
+    what.env = m->os.environ(&m->os);
+    r = m->os.spawn(&m->os, &what, &child);
+    if (r == OS_NO_MEMORY) return MCP_OUT_OF_MEMORY;
+    if (r) return MCP_OPERATION_FAILED;
+    b->pid = child.pid;
+    return MCP_OK;
+}
+
+// Start the next one that can be started; OPERATION_FAILED: there is none.
+static mcp_code browser_next(opener *b) {
+    mcp *m = b->m;
+    mcp_code rc = MCP_PENDING;
+    proc_spec spec = {0};
+    buf path;
+
+    spec.env = m->os.environ(&m->os);
+    buf_init(&path, &m->mem, PROC_PATH_MAX);
+    while (rc != MCP_OK && rc != MCP_OUT_OF_MEMORY) {
+        if (!browser_program(m, b->turn++, &b->tried)) break;
+        spec.command = b->tried.ptr;
+        buf_clear(&path);
+        rc = b->tried.err ? b->tried.err : proc_locate(m, &spec, &path, NULL);
+        if (!rc) rc = browser_spawn(b, path.ptr);
+    }
+    buf_free(&path);
+    return rc == MCP_OK || rc == MCP_OUT_OF_MEMORY ? rc : MCP_OPERATION_FAILED;
+}
+
+static void browser_destroy(opener *b) {
+    mcp *m = b->m;
+    opener **p = &m->browsers;
+
+    while (*p && *p != b) p = &(*p)->next;
+    if (*p) *p = b->next;
+    job_end(m, &b->job);
+    buf_wipe(&b->address);
+    buf_free(&b->tried);
+    mem_free(&m->mem, b, sizeof *b);
+}
+
+// Has it ended, and how? Most starters do at once; a browser that was not
+// running stays, and is looked at now and then so that it can be reaped. What
+// it says later, when somebody closes it, is no verdict any more.
+static void browser_step(mcp *m, job *j) {
+    opener *b = (opener *)j;
+    int status = 0;
+    mcp_code rc;
+
+    if (b->pid && m->os.exited(&m->os, b->pid, &status)) {
+        m->os.reap(&m->os, b->pid);
+        b->pid = 0;
+        // -1: somebody else has heard how it ended.
+        rc = status <= 0 ? MCP_OK : b->owner ? browser_next(b) : MCP_CANCELLED;
+        if (!b->pid) browser_done(b, rc ? MCP_OPERATION_FAILED : MCP_OK);
+    }
+    if (m->loop.now >= b->until) browser_done(b, MCP_OK);
+    if (!b->pid && !b->owner) {
+        browser_destroy(b);
+        return;
+    }
+    if (b->pid)
+        job_at(m, j, m->loop.now + (m->loop.now < b->until ? TIME_BROWSER_LOOK
+                                                           : TIME_BROWSER));
+}
+
+// Show a URL in the user's browser: https, or http on this machine, so that
+// no other scheme can start anything else. NULL: d says why. One that cannot
+// be started is told by browser_take().
+static opener *browser_open(mcp *m, str address, job *owner, diag *d) {
+    opener *b;
+    mcp_code rc;
+    url u;
+
+    rc = url_parse(&m->mem, address, &u);
+    if (rc == MCP_OK && !endpoint_ok(&u, true)) rc = MCP_PROTOCOL_ERROR;
+    url_free(&m->mem, &u);
+    if (rc && rc != MCP_OUT_OF_MEMORY) {
+        fail(d, MCP_OAUTH_FAILED,
+             "the authorization server's address must not be opened: it is "
+             "neither https nor on this machine, or too long");
+        return NULL;
+    }
+    b = rc ? NULL : mem_new(&m->mem, sizeof *b);
+    if (!b || !job_init(m, &b->job, browser_step)) {
+        mem_free(&m->mem, b, sizeof *b);
+        fail(d, MCP_OUT_OF_MEMORY, NULL);
+        return NULL;
+    }
+    b->m = m;
+    b->owner = owner;
+    b->code = MCP_PENDING;
+    b->until = m->loop.now + TIME_BROWSER;
+    buf_init(&b->address, &m->mem, LIMIT_URL);
+    buf_init(&b->tried, &m->mem, PROC_PATH_MAX);
+    buf_add(&b->address, address);
+    b->next = m->browsers;
+    m->browsers = b;
+    rc = b->address.err ? b->address.err : browser_next(b);
+    if (rc == MCP_OUT_OF_MEMORY) {
+        browser_destroy(b);
+        fail(d, rc, NULL);
+        return NULL;
+    }
+    if (rc) browser_done(b, rc);
+    job_wake(m, &b->job);
+    return b;
+}
+
+// PENDING, OK (it did not say within 5 s that it failed), OPERATION_FAILED.
+static mcp_code browser_take(const opener *b) {
+    return b->code;
+}
+
+// Lets go of it; it runs on.
+static void browser_free(opener *b) {
+    if (!b) return;
+    b->owner = NULL;
+    browser_done(b, MCP_CANCELLED);
+    if (!b->pid) browser_destroy(b);
+}
+
+// With the handle: what still runs is the user's now.
+static void browsers_free(mcp *m) {
+    while (m->browsers) browser_destroy(m->browsers);
+}
+
+#else
+
+static void callbacks_free(mcp *m) {
+    (void)m;
+}
+
+static void browsers_free(mcp *m) {
+    (void)m;
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16d Discovery
+//
+// Who lets us in to a server? Its metadata names authorization servers, and
+// theirs the places where tokens are to be had: two short chains of candidates
+// (RFC 9728, RFC 8414), each asked until one answers. The rules are of the
+// section before; here they meet the network.
+//
+// Every URL comes from a server that nobody vouches for. So it is https, but
+// on the loopback of a server that is there itself; a redirect is an answer
+// like any other; the addresses of private networks are refused where they are
+// connected to, unless the server is in one; size and time have limits. No
+// header of the server's entry goes along.
+//
+// A server of 2025-03-26 knows no metadata of its own: then its origin is the
+// authorization server, whatever issuer the document there names. That gives
+// up two checks, so it takes a sign-in that a person has asked for.
+//=============================================================================
+
+#if USE_OAUTH
+
+// What all exchanges of one activity have in common.
+typedef struct errand {
+    mcp *m;
+    job *owner;
+    const url *site;  // the MCP server for whose sake it is done
+    int64_t until;    // of all of them together, or NEVER
+    bool inner;       // the site is known to be in a private network
+} errand;
+
+// A failure found below; what was being done, and where, stay as they are.
+static mcp_code fail_from(diag *d, const diag *from) {
+    char name[LIMIT_NAME + 1];
+    mcp_operation doing;
+
+    if (!d || d == from) return from->code;
+    doing = d->operation;
+    memcpy(name, d->server, sizeof name);
+    diag_copy(d, from);
+    d->operation = doing;
+    memcpy(d->server, name, sizeof name);
+    return d->code;
+}
+
+// Is the MCP server itself where only we, or our network, can reach it? Then
+// those who sign us in may be there as well.
+static bool errand_private(const errand *e) {
+    os_addr ip;
+    char host[LIMIT_HOST + 1];
+
+    if (e->inner || url_is_loopback(e->site) ||
+        http_is_private(e->m, e->site))
+        return true;
+    if (!e->site->literal || e->site->host.len >= sizeof host) return false;
+    memcpy(host, e->site->host.ptr, e->site->host.len);
+    host[e->site->host.len] = 0;
+    return addr_parse(host, &ip) && !addr_public(&ip);
+}
+
+// A URL out of metadata or a record, checked before anything is sent to it.
+// `what` begins the message.
+static mcp_code errand_url(const errand *e, str text, const char *what,
+                           url *out, diag *d) {
+    mcp_code rc = url_parse(&e->m->mem, text, out);
+
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    if (rc) return fail(d, MCP_OAUTH_FAILED, "%s is no URL for us", what);
+    if (endpoint_ok(out, url_is_loopback(e->site))) return MCP_OK;
+    rc = fail(d, MCP_OAUTH_FAILED, "%s is not https: %s%.*s", what,
+              "it would carry secrets in the clear to ", MCP_ARG(out->host));
+    url_free(&e->m->mem, out);
+    return rc;
+}
+
+// Nothing is repeated but what only reads. NULL: no memory.
+static http_xchg *errand_send(const errand *e, const char *method,
+                              const url *to, str headers, str body, diag *d) {
+    int64_t until = e->m->loop.now + TIME_OAUTH;
+    http_ask how;
+    http_xchg *x;
+
+    memset(&how, 0, sizeof how);
+    how.method = method;
+    how.url = to;
+    how.headers = headers;
+    how.body = body;
+    how.repeatable = !body.len;
+    how.max_body = LIMIT_OAUTH;
+    how.deadline = until < e->until ? until : e->until;
+    how.keep_deadline = true;
+    how.no_redirect = true;
+    how.public_only = !errand_private(e);
+    x = http_start(e->m, &how, e->owner);
+    if (!x) fail(d, MCP_OUT_OF_MEMORY, NULL);
+    return x;
+}
+
+// PENDING; OK once the whole answer is here, whatever its status.
+static mcp_code errand_answer(const http_xchg *x, diag *d) {
+    switch (http_now(x)) {
+    case HTTP_DONE: return MCP_OK;
+    case HTTP_FAILED: return fail_from(d, http_failure(x));
+    case HTTP_STREAM:
+        return fail(d, MCP_PROTOCOL_ERROR,
+                    "an event stream came where JSON was asked for");
+    default: return MCP_PENDING;
+    }
+}
+
+// Later, perhaps: the other side says that the fault is its own.
+static bool status_transient(int status) {
+    return status == 429 || status >= 500;
+}
+
+typedef enum seek_state { SEEK_SERVER, SEEK_ISSUER, SEEK_DONE } seek_state;
+
+// The way from a server to the authorization server that is responsible.
+typedef struct seek {
+    const errand *errand;
+    const record *known;  // what we have from before, or NULL
+    str told;             // resource_metadata of the challenge, or empty
+    str pinned;           // the one issuer that may be, or empty
+    bool old_rules;       // those of 2025-03-26 may be used
+    bool defaults;        // its default places too: the server did refuse
+    // What is found.
+    prm prm;              // not with origin_only
+    as_meta as;
+    buf issuer;           // what credentials are kept under
+    bool origin_only;
+    // Under way.
+    seek_state state;
+    int place;            // of the candidates
+    http_xchg *x;
+    bool trouble;         // one of them had a fault that may pass
+    diag wrong;           // why one of them cannot be used
+} seek;
+
+static void seek_init(seek *f, const errand *e) {
+    memset(f, 0, sizeof *f);
+    f->errand = e;
+    buf_init(&f->issuer, &e->m->mem, LIMIT_URL);
+    diag_init(&f->wrong, &e->m->mem, &e->m->secrets);
+}
+
+// One that was only zeroed is fine.
+static void seek_free(seek *f) {
+    if (!f->errand) return;
+    http_end(f->errand->m, f->x);
+    prm_free(&f->prm);
+    as_free(&f->as);
+    buf_free(&f->issuer);
+    diag_free(&f->wrong);
+    memset(f, 0, sizeof *f);
+}
+
+// On to the next chain.
+static void seek_turn(seek *f, seek_state to) {
+    f->state = to;
+    f->place = 0;
+    f->trouble = false;
+}
+
+// RFC 8414 3.1: a plain GET. The version is a wish of 2025-03-26, for its own
+// kind of discovery.
+static mcp_code seek_get(seek *f, const buf *at, diag *d) {
+    const errand *e = f->errand;
+    const char *what = f->state == SEEK_SERVER
+                           ? "the metadata that the server points to"
+                           : "the metadata of the authorization server";
+    buf headers;
+    mcp_code rc;
+    url to;
+
+    if (at->err) return fail(d, at->err, NULL);
+    if ((rc = errand_url(e, buf_str(at), what, &to, d))) return rc;
+    buf_init(&headers, &e->m->mem, LIMIT_HTTP_HEAD);
+    header_add(&headers, S("Accept"), S("application/json"));
+    if (f->origin_only)
+        header_add(&headers, S("MCP-Protocol-Version"), S("2025-03-26"));
+    rc = headers.err;
+    if (!rc) f->x = errand_send(e, "GET", &to, buf_str(&headers), S(""), d);
+    else fail(d, rc, NULL);
+    if (!rc && !f->x) rc = MCP_OUT_OF_MEMORY;
+    buf_free(&headers);
+    url_free(&e->m->mem, &to);
+    return rc;
+}
+
+// Does a stored grant speak for this issuer? 2: with tokens, 1: as a client.
+static int seek_worth(const record *known, str issuer) {
+    const grant *g = NULL;
+
+    for (uint32_t i = 0; known && i < known->n; i++)
+        if (str_is(issuer, known->grants[i]->issuer)) g = known->grants[i];
+    if (!g || g->origin_only) return 0;
+    return g->access || g->refresh ? 2 : g->client_id != NULL;
+}
+
+// The server may name several, and the choice is ours (RFC 9728 7.6): the one
+// that knows us already, else the first.
+static mcp_code seek_choose(seek *f, diag *d) {
+    str best = {NULL, 0};
+    int worth = -1;
+
+    for (mcp_json v = mcp_first(f->prm.servers); mcp_exists(v);
+         v = mcp_next(v)) {
+        str issuer = mcp_view(v);
+        if (mcp_typeof(v) != MCP_STRING || !issuer.len) continue;
+        if (f->pinned.len && !str_eq(issuer, f->pinned)) continue;
+        if (seek_worth(f->known, issuer) <= worth) continue;
+        best = issuer;
+        worth = seek_worth(f->known, issuer);
+    }
+    if (!best.len && f->pinned.len)
+        return fail(d, MCP_OAUTH_ISSUER_CHANGED,
+                    "the server no longer names %.*s, to whom the client id "
+                    "belongs", MCP_ARG(f->pinned));
+    if (!best.len)
+        return fail(d, MCP_OAUTH_FAILED,
+                    "the server names no authorization server");
+    buf_add(&f->issuer, best);
+    seek_turn(f, SEEK_ISSUER);
+    return f->issuer.err ? fail(d, f->issuer.err, NULL) : MCP_OK;
+}
+
+// No candidate is left, so nothing is known of the server.
+static mcp_code seek_no_server(seek *f, diag *d) {
+    const url *site = f->errand->site;
+
+    if (f->wrong.code) return fail_from(d, &f->wrong);
+    if (f->trouble)
+        return fail(d, MCP_CONNECTION_FAILED,
+                    "the server's metadata is not to be had at the moment");
+    if (f->told.len)
+        return fail(d, MCP_OAUTH_FAILED,
+                    "the server points to metadata that is none");
+    if (!f->old_rules)
+        return fail(d, MCP_OAUTH_FAILED,
+                    "the server has no protected resource metadata, so nobody "
+                    "says where to sign in");
+    f->origin_only = true;
+    url_origin(&f->issuer, site);
+    seek_turn(f, SEEK_ISSUER);
+    if (f->issuer.err) return fail(d, f->issuer.err, NULL);
+    if (!f->pinned.len || str_eq(buf_str(&f->issuer), f->pinned)) return MCP_OK;
+    return fail(d, MCP_OAUTH_ISSUER_CHANGED,
+                "the server names no authorization server any more; the client "
+                "id belongs to %.*s", MCP_ARG(f->pinned));
+}
+
+// None for the issuer: 2025-03-26 then has default places at the origin.
+static mcp_code seek_no_issuer(seek *f, diag *d) {
+    if (f->wrong.code) return fail_from(d, &f->wrong);
+    if (f->trouble)
+        return fail(d, MCP_CONNECTION_FAILED,
+                    "the metadata of %s is not to be had at the moment",
+                    buf_z(&f->issuer));
+    if (!f->origin_only || !f->defaults)
+        return fail(d, MCP_OAUTH_FAILED, "%s has no metadata that can be used",
+                    buf_z(&f->issuer));
+    f->state = SEEK_DONE;
+    return as_fallback(&f->errand->m->mem, f->errand->site, &f->as, d);
+}
+
+// A candidate has answered. What cannot be used is no answer, whatever its
+// status (fr.76); what is wrong is remembered, and told if nothing better
+// comes.
+static mcp_code seek_read(seek *f, diag *d) {
+    mem *m = &f->errand->m->mem;
+    int status = http_answer(f->x)->status;
+    str body = http_body(f->x);
+    str issuer = f->origin_only ? str_make(NULL, 0) : buf_str(&f->issuer);
+    mcp_code rc = MCP_PROTOCOL_ERROR;
+    diag why;
+
+    diag_init(&why, m, &f->errand->m->secrets);
+    if (status_transient(status)) f->trouble = true;
+    if (status >= 200 && status < 300)
+        rc = f->state == SEEK_SERVER
+                 ? prm_parse(m, f->errand->site, body, &f->prm, &why)
+                 : as_parse(m, issuer, body, &f->as, &why);
+    http_end(f->errand->m, f->x);
+    f->x = NULL;
+    f->place++;
+    if (!rc && f->state == SEEK_SERVER) {
+        rc = seek_choose(f, d);
+    } else if (!rc) {
+        f->state = SEEK_DONE;
+    } else if (rc == MCP_OUT_OF_MEMORY ||
+               (rc != MCP_PROTOCOL_ERROR && f->state == SEEK_SERVER)) {
+        fail_from(d, &why);  // it speaks for another server: go no further
+    } else {
+        if (rc != MCP_PROTOCOL_ERROR) diag_copy(&f->wrong, &why);
+        rc = MCP_OK;
+    }
+    diag_free(&why);
+    return rc;
+}
+
+// Begin with the next candidate, or end without one.
+static mcp_code seek_next(seek *f, diag *d) {
+    const errand *e = f->errand;
+    bool first = f->state == SEEK_SERVER, more;
+    mcp_code rc = MCP_OK;
+    url issuer;
+    buf at;
+
+    memset(&issuer, 0, sizeof issuer);
+    if (!first) {
+        rc = errand_url(e, buf_str(&f->issuer), "the authorization server",
+                        &issuer, d);
+        if (rc) return rc;
+    }
+    buf_init(&at, &e->m->mem, LIMIT_URL);
+    more = first ? prm_place(&at, e->site, f->told, f->place)
+                 : issuer_place(&at, &issuer, f->place);
+    if (more) rc = seek_get(f, &at, d);
+    else rc = first ? seek_no_server(f, d) : seek_no_issuer(f, d);
+    buf_free(&at);
+    url_free(&e->m->mem, &issuer);
+    return rc;
+}
+
+// The places that were found are checked before anybody is sent there.
+static mcp_code seek_check(const seek *f, diag *d) {
+    const struct {
+        str at;
+        const char *what;
+    } places[] = {{f->as.authorize, "its authorization endpoint"},
+                  {f->as.token, "its token endpoint"},
+                  {f->as.registration, "its registration endpoint"},
+                  {f->as.revocation, "its revocation endpoint"}};
+    mcp_code rc;
+    url u;
+
+    for (size_t i = 0; i < COUNT(places); i++) {
+        if (!places[i].at.len) continue;
+        rc = errand_url(f->errand, places[i].at, places[i].what, &u, d);
+        if (rc) return rc;
+        url_free(&f->errand->m->mem, &u);
+    }
+    return MCP_OK;
+}
+
+// Called again until it is no longer PENDING.
+static mcp_code seek_step(seek *f, diag *d) {
+    mcp_code rc = MCP_OK;
+
+    while (!rc && f->state != SEEK_DONE) {
+        if (!f->x) {
+            rc = seek_next(f, d);
+            continue;
+        }
+        rc = errand_answer(f->x, d);
+        if (!rc) rc = seek_read(f, d);
+    }
+    return rc ? rc : seek_check(f, d);
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16e Tokens
+//
+// One request to a token endpoint: what all grants have in common. The client
+// says who it is in the way that the issuer takes, a proof of possession goes
+// along where tokens are bound to a key (DPoP, RFC 9449), and the answer is
+// read. It is sent once; only a demand for a nonce, which comes before anything
+// was done (RFC 9449 8), makes it go a second time, with everything in it that
+// may be used once made anew.
+//
+// Forms and headers are full of secrets. They live as long as the request and
+// are shown to nobody: nothing here is traced.
+//=============================================================================
+
+#if USE_OAUTH
+
+// Who we are to an authorization server.
+typedef struct client_face {
+    str id, secret;        // secret: empty if there is none
+    const char *how;       // basic, post, none, private_key_jwt
+    const key_pair *key;   // of private_key_jwt
+    const char *key_id;    // or NULL
+    str issuer;            // for whom an assertion is meant
+} client_face;
+
+typedef struct token_call {
+    const errand *errand;
+    client_face client;
+    url to;
+    buf form;              // without what says who we are
+    const key_pair *proof;  // DPoP: or NULL
+    buf *nonce;            // the issuer's last one
+    bool again;            // it has wanted another nonce
+    http_xchg *x;
+    token_answer answer;
+} token_call;
+
+// One that was only zeroed is fine.
+static void token_call_free(token_call *t) {
+    if (!t->errand) return;
+    http_end(t->errand->m, t->x);
+    url_free(&t->errand->m->mem, &t->to);
+    buf_wipe(&t->form);
+    token_free(&t->answer);
+    memset(t, 0, sizeof *t);
+}
+
+// The form is filled by the caller between this and the first token_step().
+// `client` and `nonce` are borrowed, as their texts are.
+static mcp_code token_call_init(token_call *t, const errand *e, str to,
+                                const client_face *client, diag *d) {
+    mcp_code rc;
+
+    memset(t, 0, sizeof *t);
+    t->errand = e;
+    t->client = *client;
+    buf_init(&t->form, &e->m->mem, LIMIT_FORM);
+    rc = errand_url(e, to, "the token endpoint", &t->to, d);
+    if (rc) token_call_free(t);
+    return rc;
+}
+
+// RFC 6749 2.3: say who we are, in one way and no other. With basic the id is
+// in the header alone, as some servers take a second mention for a second way.
+static mcp_code client_identify(mcp *m, const client_face *c, buf *form,
+                                buf *headers) {
+    mcp_code rc;
+    buf jwt;
+
+    if (strcmp(c->how, "basic") == 0) {
+        client_auth_basic(headers, c->id, c->secret);
+        return MCP_OK;
+    }
+    if (c->id.len) form_pair(form, "client_id", c->id);
+    if (strcmp(c->how, "post") == 0)
+        form_pair(form, "client_secret", c->secret);
+    if (strcmp(c->how, "private_key_jwt") != 0) return MCP_OK;
+    buf_init(&jwt, &m->mem, LIMIT_FORM);
+    rc = client_assertion(m, &jwt, c->key, c->key_id, c->id, c->issuer,
+                          m->os.unix_s(&m->os));
+    if (!rc) {
+        form_pair(form, "client_assertion_type",
+                  S("urn:ietf:params:oauth:client-assertion-type:jwt-bearer"));
+        form_pair(form, "client_assertion", buf_str(&jwt));
+    }
+    buf_wipe(&jwt);
+    return rc;
+}
+
+// Into `headers`: that we hold the key, for a POST to this place.
+static mcp_code token_proof(token_call *t, buf *headers) {
+    mcp *m = t->errand->m;
+    mcp_code rc;
+    buf jwt;
+
+    buf_init(&jwt, &m->mem, LIMIT_FORM);
+    rc = dpop_proof(m, &jwt, t->proof, S("POST"), &t->to,
+                    t->nonce ? buf_str(t->nonce) : S(""), S(""),
+                    m->os.unix_s(&m->os));
+    if (!rc) header_add(headers, S("DPoP"), buf_str(&jwt));
+    buf_wipe(&jwt);
+    return rc;
+}
+
+static mcp_code token_send(token_call *t, diag *d) {
+    const errand *e = t->errand;
+    mcp *m = e->m;
+    mcp_code rc = MCP_OK;
+    buf headers, form;
+
+    buf_init(&headers, &m->mem, LIMIT_HTTP_HEAD);
+    buf_init(&form, &m->mem, LIMIT_FORM);
+    header_add(&headers, S("Content-Type"),
+               S("application/x-www-form-urlencoded"));
+    header_add(&headers, S("Accept"), S("application/json"));
+    buf_add(&form, buf_str(&t->form));
+    rc = client_identify(m, &t->client, &form, &headers);
+    if (!rc && t->proof) rc = token_proof(t, &headers);
+    if (!rc) rc = t->form.err ? t->form.err : form.err;
+    if (!rc) rc = headers.err;
+    if (rc) fail(d, rc, "the token request cannot be made");
+    if (!rc) t->x = errand_send(e, "POST", &t->to, buf_str(&headers),
+                                buf_str(&form), d);
+    if (!rc && !t->x) rc = MCP_OUT_OF_MEMORY;
+    buf_wipe(&headers);
+    buf_wipe(&form);
+    return rc;
+}
+
+// Keep a nonce that an answer brings. False: it brings none.
+static bool nonce_take(buf *nonce, const http_head *h) {
+    str value = head_get(h, S("DPoP-Nonce"));
+
+    if (!value.len || !nonce) return false;
+    buf_clear(nonce);
+    buf_add(nonce, value);
+    return !nonce->err;
+}
+
+// It may work later, so nothing that we hold is wrong.
+static mcp_code token_later(token_call *t, int status, diag *d) {
+    mcp_code rc = fail(d, MCP_CONNECTION_FAILED,
+                       "the token endpoint at %.*s has trouble of its own "
+                       "(HTTP %d)", MCP_ARG(t->to.host), status);
+    if (d) d->http_status = status;
+    t->answer.error[0] = 0;
+    return rc;
+}
+
+// PENDING; OK with t->answer; else why not, and t->answer.error is the server's
+// word, if it gave one. `t` stays as it is until it is freed.
+static mcp_code token_step(token_call *t, diag *d) {
+    for (;;) {
+        bool nonce;
+        int status;
+        mcp_code rc;
+
+        if (!t->x && (rc = token_send(t, d))) return rc;
+        rc = errand_answer(t->x, d);
+        if (rc) return rc;
+        status = http_answer(t->x)->status;
+        nonce = nonce_take(t->nonce, http_answer(t->x));
+        rc = token_parse(&t->errand->m->mem, status, http_body(t->x),
+                         &t->answer, d);
+        if (rc && status_transient(status)) return token_later(t, status, d);
+        if (!rc || t->again || !nonce || !t->proof ||
+            strcmp(t->answer.error, "use_dpop_nonce") != 0)
+            return rc;
+        t->again = true;
+        token_free(&t->answer);
+        http_end(t->errand->m, t->x);
+        t->x = NULL;
+    }
+}
+
+// What each grant asks with (RFC 6749 4.1.3, 4.4.2, 6; RFC 7523 2.1).
+static void form_code(token_call *t, str code, str redirect, str verifier) {
+    form_pair(&t->form, "grant_type", S("authorization_code"));
+    form_pair(&t->form, "code", code);
+    form_pair(&t->form, "redirect_uri", redirect);
+    form_pair(&t->form, "code_verifier", verifier);
+}
+
+static void form_refresh(token_call *t, str refresh) {
+    form_pair(&t->form, "grant_type", S("refresh_token"));
+    form_pair(&t->form, "refresh_token", refresh);
+}
+
+static void form_assertion(token_call *t, str assertion) {
+    form_pair(&t->form, "grant_type",
+              S("urn:ietf:params:oauth:grant-type:jwt-bearer"));
+    form_pair(&t->form, "assertion", assertion);
+}
+
+// RFC 8693 2.1, with the types of the identity assertion grant: the company's
+// identity provider is asked for a token that this issuer will take.
+static void form_exchange(token_call *t, str id_token, str issuer,
+                          str resource, str scope) {
+    form_pair(&t->form, "grant_type",
+              S("urn:ietf:params:oauth:grant-type:token-exchange"));
+    form_pair(&t->form, "requested_token_type",
+              S("urn:ietf:params:oauth:token-type:id-jag"));
+    form_pair(&t->form, "subject_token", id_token);
+    form_pair(&t->form, "subject_token_type",
+              S("urn:ietf:params:oauth:token-type:id_token"));
+    form_pair(&t->form, "audience", issuer);
+    form_pair(&t->form, "resource", resource);
+    if (scope.len) form_pair(&t->form, "scope", scope);
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16f Credentials in use
+//
+// One `auth` stands between one connection and the tokens for it. It is a job
+// with at most one activity at a time: reading the store, a refresh, a token
+// without a person, a sign-in, a logout. An activity is a list of moves; a
+// move that has to wait says PENDING and is made again when something came.
+//
+// What may surprise:
+//
+//  - The store is not touched before it is needed: servers that want no
+//    sign-in work where there is none (fr.85). A mark in the cache says that a
+//    token exists; without it the first request goes out bare.
+//  - A refresh is a transaction across processes: lock, read again (somebody
+//    else may have done it), send, store, and only then use. From the moment
+//    it is sent nothing ends it, not even the end of its connection: the old
+//    refresh token may be void already.
+//  - How often a request may be helped is counted with the request (auth_tries)
+//    and with the token: one that was just issued and is refused does not get
+//    better by being refreshed (fr.75).
+//  - Tokens of grants without a person are kept in memory only. Another is to
+//    be had at any time, so they need no keyring.
+//=============================================================================
+
+typedef struct auth_tries {  // of one request: each remedy has its number
+    uint8_t refreshes, sign_ins, nonces;
+} auth_tries;
+
+enum { AUTH_NO_SIGN_IN = 100 };  // in `sign_ins`: this one never causes any
+
+typedef struct auth auth;  // how one connection to one HTTP server is let in
+
+#if USE_OAUTH
+
+// How the token in use came to us.
+typedef enum token_source {
+    TOKEN_STORED,
+    TOKEN_REFRESHED,
+    TOKEN_SIGNED,   // by a sign-in
+    TOKEN_FETCHED   // without a person
+} token_source;
+
+typedef mcp_code (*auth_move)(auth *a);
+
+// An activity. `signing`: a person takes part, so there is one at a time.
+typedef struct auth_goal {
+    const auth_move *moves;
+    uint8_t n;
+    bool signing;
+} auth_goal;
+
+enum { WORK_HIDDEN = 16 };
+
+// What an activity needs, and nothing of it afterwards.
+typedef struct auth_work {
+    errand errand;
+    arena texts;           // copies: a refresh may outlive the configuration
+    str hidden[WORK_HIDDEN];  // secrets lent to the mask
+    int hidden_n;
+    challenge challenge;   // what the server wants, or empty
+    int status;            // 401 or 403, or 0
+    bool login;            // somebody asked for it by name
+    bool browser;
+    bool may_sign_in;      // if nothing else helps
+    bool chained;          // a sign-in that no request has counted
+    bool ahead;            // a refresh before it is needed
+    bool sent;             // nothing may end it any more
+    bool repeated;         // with another client: once
+    bool reused;           // the client is one that we had
+    mcp_code verdict;      // how a refresh that was stored ends
+    secret_run *secrets;
+    http_xchg *x;
+    seek find;
+    token_call call;
+    record *draft;         // a sign-in's; its one grant is what will be stored
+    record *stored;        // as it was read under the lock
+    client_face client;
+    key_pair client_key, proof_key;
+    bool proof;            // proof_key is there and wanted
+    buf scope, redirect, url, came, assertion;
+    char state[44], verifier[44], pkce[44];
+    callback *listener;
+    opener *opener;
+    question *question;
+    int64_t lock_until;
+    int trial;             // how far move_trial() is
+    uint32_t mark;         // of the token that was refused
+    uint32_t revoked;      // a logout: how far it is
+    int outcome;
+} auth_work;
+
+struct auth {
+    job job;
+    auth *next;            // in m->auths
+    mcp *m;
+    job *owner;
+    const server_config *config;  // NULL: freed, but for what is under way
+    resolved *now;
+    url site;
+    char name[LIMIT_NAME + 1];
+    vault *vault;
+    // What is known.
+    record *record;        // as it is stored, or NULL
+    record *unsaved;       // newer, but the store could not take it
+    bool read;             // the store was read
+    uint32_t mark;         // moves with each token
+    token_source source;
+    bool fresh;            // nothing has been answered to it yet but 401
+    int64_t renew;         // unix time from which it should be replaced
+    int64_t not_before;    // loop time: no refresh ahead of time until then
+    bool looked;           // a mark said that there is a token
+    hex64 id;              // of the credentials
+    buf nonce, issuer_nonce;  // DPoP
+    buf told;              // resource_metadata of the last challenge
+    buf asked;             // scopes of the last sign-in
+    buf lacking;           // scopes that a server wanted and we had not
+    // What is done.
+    const auth_goal *goal;  // NULL: nothing
+    uint8_t at;
+    bool by_name;          // a login or logout, whose end is to be told
+    bool removed;          // what a logout found
+    const char *revocation;
+    uint32_t chained;      // the mark of a sign-in that no request counted
+    diag failed;           // why the last one failed, until it is told
+    int64_t failed_at;
+    auth_work work;
+};
+
+// The grant whose token is used, or NULL.
+static grant *auth_token(const auth *a) {
+    grant *g = a->record ? record_current(a->record) : NULL;
+    return g && g->access ? g : NULL;
+}
+
+static grant *record_token(const record *r) {
+    grant *g = r ? record_current(r) : NULL;
+    return g && g->access ? g : NULL;
+}
+
+// May it register, ask, open a browser? The host has said so for all sign-ins,
+// or somebody asked for this one.
+static bool auth_interactive(const auth *a) {
+    return a->m->opt.sign_in || a->work.login;
+}
+
+// A token without a person?
+static bool auth_unattended(const auth *a) {
+    return a->config && a->config->grant != GRANT_CODE;
+}
+
+// All secrets of a record, one after another. False: no more.
+static bool record_secret(const record *r, uint32_t i, str *out) {
+    const grant *g = i / 4 < r->n ? r->grants[i / 4] : NULL;
+
+    if (!g) return false;
+    *out = str_of(i % 4 == 0   ? g->access
+                  : i % 4 == 1 ? g->refresh
+                  : i % 4 == 2 ? g->client_secret
+                               : g->key);
+    return true;
+}
+
+static void record_forget(mcp *m, const record *r, uint32_t n) {
+    str s;
+    for (uint32_t i = 0; i < n && record_secret(r, i, &s); i++)
+        if (s.len) secrets_drop(&m->secrets, s);
+}
+
+// From now on its secrets are masked. False: no memory, and none is.
+static bool record_hide(mcp *m, const record *r) {
+    str s;
+    for (uint32_t i = 0; record_secret(r, i, &s); i++) {
+        if (!s.len || secrets_lend(&m->secrets, s)) continue;
+        record_forget(m, r, i);
+        return false;
+    }
+    return true;
+}
+
+// The token is replaced a little before it ends: 30 s, or half of what is left
+// if that is less, so that a short-lived one is used at all.
+static int64_t token_renewal(mcp *m, const grant *g) {
+    int64_t now = m->os.unix_s(&m->os), left, skew = TOKEN_SKEW_S;
+
+    if (!g || !g->expires || !now) return INT64_MAX;
+    left = g->expires - now;
+    if (left < 2 * skew) skew = left > 0 ? left / 2 : 0;
+    return g->expires - skew;
+}
+
+// Has its time come (or does it, at once)?
+static bool token_stale(mcp *m, const grant *g) {
+    int64_t now = m->os.unix_s(&m->os);
+    return g->expires && now && now >= g->expires - TOKEN_SKEW_S / 2;
+}
+
+// Put what we know in the place of what we knew; takes `r`, which may be NULL.
+static mcp_code auth_take(auth *a, record *r, token_source source) {
+    const grant *old = auth_token(a), *now = record_token(r);
+    bool same = old && now && strcmp(old->access, now->access) == 0;
+
+    if (r && !record_hide(a->m, r)) {
+        record_free(a->m, r);
+        return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    }
+    if (!same) {
+        a->mark++;
+        a->source = source;
+        a->fresh = now && source != TOKEN_STORED;
+        a->renew = token_renewal(a->m, now);
+        a->not_before = 0;
+    }
+    if (a->record) record_forget(a->m, a->record, UINT32_MAX);
+    record_free(a->m, a->record);
+    a->record = r;
+    a->id[0] = 0;
+    if (now && now->id) snprintf(a->id, sizeof a->id, "%s", now->id);
+    return MCP_OK;
+}
+
+// Mask a secret for as long as this activity lasts. False: no memory.
+static bool work_hide(auth *a, str secret) {
+    auth_work *w = &a->work;
+    str copy = arena_str(&w->texts, secret);
+
+    if (w->texts.err) return false;
+    assert(w->hidden_n < WORK_HIDDEN);
+    if (!secrets_lend(&a->m->secrets, copy)) return false;
+    w->hidden[w->hidden_n++] = copy;
+    return true;
+}
+
+static void work_drop_ask(auth *a) {
+    auth_work *w = &a->work;
+
+    callback_free(w->listener);
+    browser_free(w->opener);
+    question_free(a->m, w->question);
+    w->listener = NULL;
+    w->opener = NULL;
+    w->question = NULL;
+}
+
+// The end of an activity: all that it held goes.
+static void auth_release(auth *a) {
+    auth_work *w = &a->work;
+    buf *bufs[] = {&w->scope, &w->redirect, &w->url, &w->came, &w->assertion};
+
+    if (!w->errand.m) return;
+    work_drop_ask(a);
+    secret_free(a->m, w->secrets);
+    http_end(a->m, w->x);
+    seek_free(&w->find);
+    token_call_free(&w->call);
+    record_free(a->m, w->draft);
+    record_free(a->m, w->stored);
+    challenge_free(&w->challenge);
+    for (int i = 0; i < w->hidden_n; i++)
+        secrets_drop(&a->m->secrets, w->hidden[i]);
+    for (size_t i = 0; i < COUNT(bufs); i++) buf_wipe(bufs[i]);
+    arena_wipe(&w->texts);
+    if (a->vault) vault_stop(a->vault);
+    wipe(w, sizeof *w);
+}
+
+static void auth_begin(auth *a, const auth_goal *goal, int64_t ms) {
+    auth_work *w = &a->work;
+    buf *bufs[] = {&w->scope, &w->redirect, &w->url, &w->came, &w->assertion};
+
+    assert(!a->goal);
+    auth_release(a);
+    memset(w, 0, sizeof *w);
+    w->errand.m = a->m;
+    w->errand.owner = &a->job;
+    w->errand.site = &a->site;
+    w->errand.until = ms == NEVER ? NEVER : a->m->loop.now + ms;
+    arena_init(&w->texts, &a->m->mem, LIMIT_FORM);
+    for (size_t i = 0; i < COUNT(bufs); i++)
+        buf_init(bufs[i], &a->m->mem, LIMIT_FORM);
+    diag_restart(&a->failed, MCP_OK);
+    a->goal = goal;
+    a->at = 0;
+    job_wake(a->m, &a->job);
+}
+
+static void auth_delete(auth *a) {
+    mcp *m = a->m;
+    buf *bufs[] = {&a->nonce, &a->issuer_nonce, &a->told, &a->asked,
+                   &a->lacking};
+
+    for (auth **p = &m->auths; *p; p = &(*p)->next) {
+        if (*p != a) continue;
+        *p = a->next;
+        break;
+    }
+    auth_release(a);
+    vault_free(a->vault);
+    job_end(m, &a->job);
+    if (a->record) record_forget(m, a->record, UINT32_MAX);
+    record_free(m, a->record);
+    record_free(m, a->unsaved);
+    for (size_t i = 0; i < COUNT(bufs); i++) buf_free(bufs[i]);
+    diag_free(&a->failed);
+    url_free(&m->mem, &a->site);
+    mem_free(&m->mem, a, sizeof *a);
+}
+
+// Does the token still serve, though it is to be replaced?
+static bool auth_serves(const auth *a) {
+    int64_t now = a->m->os.unix_s(&a->m->os);
+    const grant *g = auth_token(a);
+    return g && g->expires > now;
+}
+
+// An activity is over, and `a` too if nobody has it any more. Those who wait
+// for their turn to ask a person look again.
+static void auth_finish(auth *a, mcp_code rc) {
+    bool signing = a->goal->signing;
+
+    assert(rc == MCP_OK || a->failed.code == rc);
+    if (!rc || (a->work.ahead && auth_serves(a)))
+        diag_restart(&a->failed, MCP_OK);
+    a->goal = NULL;
+    a->failed_at = a->m->loop.now;
+    auth_release(a);
+    job_at(a->m, &a->job, NEVER);
+    job_wake(a->m, a->owner);
+    for (auth *o = a->m->auths; signing && o; o = o->next)
+        if (o->goal) job_wake(a->m, &o->job);
+    if (!a->config) auth_delete(a);
+}
+
+static void auth_step(mcp *m, job *j) {
+    auth *a = (auth *)(void *)j;
+
+    while (a->goal) {
+        int64_t until = a->work.errand.until;
+        mcp_code rc = a->goal->moves[a->at](a);
+        if (rc == MCP_PENDING && m->loop.now >= until)
+            rc = fail(&a->failed, MCP_TIMEOUT, "not signed in within %d s",
+                      TIME_LOGIN / 1000);
+        if (rc == MCP_PENDING) {
+            job_at(m, j, a->work.errand.until);
+            return;
+        }
+        if (rc || ++a->at >= a->goal->n) {
+            auth_finish(a, rc);
+            return;
+        }
+    }
+}
+
+// Go on with another activity's moves, in the same work.
+static mcp_code auth_go_on(auth *a, const auth_goal *goal) {
+    a->goal = goal;
+    a->at = UINT8_MAX;  // the step adds one
+    return MCP_OK;
+}
+
+// The activity has reached its end, whatever moves are left.
+static mcp_code auth_reached(auth *a) {
+    a->at = (uint8_t)(a->goal->n - 1);
+    return MCP_OK;
+}
+
+// Only the last move is left.
+static mcp_code auth_skip(auth *a) {
+    a->at = (uint8_t)(a->goal->n - 2);
+    return MCP_OK;
+}
+
+// Is a text missing that a command has to print first? `again`: what it
+// printed before may have ended by now (assertions do).
+static mcp_code work_secrets(auth *a, bool again) {
+    auth_work *w = &a->work;
+    mcp_code rc;
+
+    if (!a->now || !a->now->oauth_commands.n) return MCP_OK;
+    if (!again && a->now->oauth.client_secret && !w->secrets) return MCP_OK;
+    if (!w->secrets)
+        w->secrets = secret_start_oauth(a->m, a->config, a->now, &a->job);
+    if (!w->secrets) return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    rc = secret_take(w->secrets, &a->failed);
+    if (rc == MCP_PENDING) return rc;
+    secret_free(a->m, w->secrets);
+    w->secrets = NULL;
+    return rc;
+}
+
+static mcp_code move_secrets(auth *a) {
+    return work_secrets(a, false);
+}
+
+static mcp_code move_secrets_again(auth *a) {
+    return work_secrets(a, true);
+}
+
+// What the store holds becomes what we know. A mark that is wrong is put right.
+static mcp_code auth_learn(auth *a, record *r) {
+    const grant *g;
+    mcp_code rc = auth_take(a, r, TOKEN_STORED);
+
+    if (rc) return rc;
+    a->read = true;
+    g = auth_token(a);
+    vault_mark(a->vault, g ? g->id : NULL);
+    return MCP_OK;
+}
+
+static mcp_code move_read(auth *a) {
+    record *r = NULL;
+    mcp_code rc = vault_read(a->vault, &r, &a->failed);
+
+    if (rc == MCP_PENDING) return rc;
+    // Damaged: a login puts a new one in its place.
+    if (rc == MCP_OPERATION_FAILED && a->work.login) rc = MCP_OK;
+    return rc ? rc : auth_learn(a, r);
+}
+
+static mcp_code move_lock(auth *a) {
+    auth_work *w = &a->work;
+    mcp_code rc;
+
+    if (!w->lock_until) w->lock_until = a->m->loop.now + TIME_TOKEN_LOCK;
+    rc = vault_lock(a->vault, w->lock_until, &a->failed);
+    // From here on it is quick, and no longer the person's time.
+    if (!rc) w->errand.until = NEVER;
+    return rc;
+}
+
+// Why the last one failed. What is said of it is the server's or ours; the
+// code is what a caller decides by.
+static mcp_code auth_refuse(auth *a, const char *why) {
+    diag was;
+
+    diag_init(&was, &a->m->mem, &a->m->secrets);
+    diag_copy(&was, &a->failed);
+    fail(&a->failed, MCP_AUTHENTICATION_REQUIRED, "%s", why);
+    if (was.detail.len) fail_text(&a->failed, buf_str(&was.detail));
+    diag_free(&was);
+    return MCP_AUTHENTICATION_REQUIRED;
+}
+
+// Read again under the lock: another process may have been here, and a late
+// refresh must not bring back what a logout has removed.
+static mcp_code move_reread(auth *a) {
+    auth_work *w = &a->work;
+    const grant *known = auth_token(a), *g;
+    mcp_code rc = vault_read(a->vault, &w->stored, &a->failed);
+
+    if (rc) return rc;
+    g = record_token(w->stored);
+    if (g && (!known || strcmp(known->access, g->access)) &&
+        !token_stale(a->m, g)) {
+        rc = auth_take(a, w->stored, TOKEN_STORED);
+        w->stored = NULL;
+        return rc ? rc : auth_reached(a);
+    }
+    if (g && g->refresh && g->token_url) return MCP_OK;
+    rc = w->stored ? MCP_OK : auth_learn(a, NULL);
+    if (rc) return rc;
+    w->verdict = auth_refuse(a, "there is no longer a token to refresh");
+    return auth_skip(a);
+}
+
+// The 43 characters of base64url_32() back into bytes.
+static bool base64url_read_32(uint8_t out[32], str s) {
+    static const char digits[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    uint32_t bits = 0, n = 0;
+    size_t at = 0;
+
+    for (size_t i = 0; i < s.len && at < 32; i++) {
+        const char *d = s.ptr[i] ? strchr(digits, s.ptr[i]) : NULL;
+        if (!d) return false;
+        bits = (bits << 6 | (uint32_t)(d - digits)) & 0xFFFF;
+        n += 6;
+        if (n < 8) continue;
+        n -= 8;
+        out[at++] = (uint8_t)(bits >> n & 0xFF);
+    }
+    return at == 32 && s.len == 43;
+}
+
+// The key that the tokens of a grant are bound to.
+static bool grant_key(const grant *g, key_pair *out) {
+    uint8_t bytes[32];
+    bool ok = g->key && base64url_read_32(bytes, str_of(g->key)) &&
+              key_from_secret(bytes, out);
+
+    wipe(bytes, sizeof bytes);
+    return ok;
+}
+
+// Who we are to the issuer of a grant. What is configured is not stored, so
+// its secret comes from there. The texts are copies.
+static mcp_code work_client(auth *a, const grant *g) {
+    auth_work *w = &a->work;
+    const oauth_texts *o = a->now ? &a->now->oauth : NULL;
+    bool ours = g->registration && strcmp(g->registration, "configured") == 0;
+    const char *secret = ours && o ? o->client_secret : g->client_secret;
+    const char *how = g->client_auth ? g->client_auth : "none";
+
+    memset(&w->client, 0, sizeof w->client);
+    w->client.id = arena_str(&w->texts, str_of(g->client_id));
+    w->client.secret = arena_str(&w->texts, str_of(secret));
+    w->client.issuer = arena_str(&w->texts, str_of(g->issuer));
+    w->client.how = arena_text(&w->texts, str_of(how));
+    if (w->texts.err) return fail(&a->failed, w->texts.err, NULL);
+    if (strcmp(how, "private_key_jwt") != 0) return MCP_OK;
+    if (!o || !o->private_key)
+        return fail(&a->failed, MCP_CONFIGURATION_INVALID,
+                    "server \"%s\": field \"oauthPrivateKey\" is missing",
+                    a->name);
+    if (o->key_id)
+        w->client.key_id = arena_text(&w->texts, str_of(o->key_id));
+    w->client.key = &w->client_key;
+    return key_from_pem(&a->m->mem, str_of(o->private_key), &w->client_key,
+                        &a->failed);
+}
+
+// A token request to the issuer of a grant, but for what is asked.
+static mcp_code work_call(auth *a, const grant *g) {
+    auth_work *w = &a->work;
+    mcp_code rc = work_client(a, g);
+
+    if (!rc)
+        rc = token_call_init(&w->call, &w->errand, str_of(g->token_url),
+                             &w->client, &a->failed);
+    if (rc) return rc;
+    if (g->inner) w->errand.inner = true;
+    w->call.nonce = &a->issuer_nonce;
+    if (w->proof) w->call.proof = &w->proof_key;
+    if (g->resource)
+        form_pair(&w->call.form, "resource", str_of(g->resource));
+    return MCP_OK;
+}
+
+// What an answer grants, put into a grant. What it does not say stays.
+static mcp_code grant_update(auth *a, record *r, grant *g,
+                             const token_answer *t) {
+    int64_t now = a->m->os.unix_s(&a->m->os);
+    bool ok = record_set(r, &g->access, t->access);
+
+    if (t->scheme == SCHEME_DPOP && !a->work.proof)
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "the token is bound to a key that was not asked for: set "
+                    "oauthDpop in the entry of the server");
+    if (ok && t->refresh.len) ok = record_set(r, &g->refresh, t->refresh);
+    if (ok && t->has_scope) ok = record_set(r, &g->scope, t->scope);
+    g->dpop = t->scheme == SCHEME_DPOP;
+    g->expires = t->expires_in && now ? now + t->expires_in : 0;
+    return ok ? MCP_OK : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+// The client is not known there any more: a registration goes, what is
+// configured stays. The refresh token was the client's own.
+static bool refresh_unknown(record *r, grant *g) {
+    str none = str_make(NULL, 0);
+
+    if (!g->registration || strcmp(g->registration, "dynamic") != 0)
+        return true;
+    return record_set(r, &g->client_id, none) &&
+           record_set(r, &g->client_secret, none) &&
+           record_set(r, &g->registration, none) &&
+           record_set(r, &g->refresh, none);
+}
+
+// The refresh was refused for good. invalid_grant voids the refresh token (RFC
+// 6749 5.2), invalid_client the registration (fr.79), nothing else does.
+static mcp_code refresh_refused(auth *a, record *r, grant *g) {
+    auth_work *w = &a->work;
+    const char *error = w->call.answer.error;
+    bool ok = true;
+
+    w->verdict = auth_refuse(a, "the token could not be refreshed");
+    if (strcmp(error, "invalid_grant") == 0)
+        ok = record_set(r, &g->refresh, str_make(NULL, 0));
+    else if (strcmp(error, "invalid_client") == 0)
+        ok = refresh_unknown(r, g);
+    else
+        return auth_skip(a);
+    return ok ? MCP_OK : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+static mcp_code move_refresh(auth *a) {
+    auth_work *w = &a->work;
+    grant *g = record_current(w->stored);
+    mcp_code rc = MCP_OK;
+
+    if (!w->call.errand) {
+        w->proof = g->dpop && grant_key(g, &w->proof_key);
+        rc = work_call(a, g);
+        if (rc) return rc;
+        form_refresh(&w->call, str_of(g->refresh));
+        w->sent = true;
+    }
+    rc = token_step(&w->call, &a->failed);
+    if (rc == MCP_OAUTH_FAILED) return refresh_refused(a, w->stored, g);
+    return rc ? rc : grant_update(a, w->stored, g, &w->call.answer);
+}
+
+// Stored before it is used. A token that the store does not take is kept, so
+// that the next attempt can begin with storing it.
+static mcp_code move_store(auth *a) {
+    auth_work *w = &a->work;
+    token_source source = w->draft ? TOKEN_SIGNED : TOKEN_REFRESHED;
+    const grant *g;
+    mcp_code rc;
+
+    w->sent = true;
+    rc = vault_write(a->vault, w->stored, &a->failed);
+    if (rc == MCP_PENDING) return rc;
+    if (rc && !w->draft && !w->verdict) {
+        a->unsaved = w->stored;
+        w->stored = NULL;
+    }
+    if (rc) return rc;
+    rc = auth_take(a, w->stored, source);
+    w->stored = NULL;
+    if (rc) return rc;
+    a->read = true;
+    if (w->chained) a->chained = a->mark;
+    g = auth_token(a);
+    vault_mark(a->vault, g ? g->id : NULL);
+    return MCP_OK;
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16g Ways to a token
+//
+// The ways to a new token: a person with a browser, a grant without a person;
+// and the way back, logout. Only what the host or a person has asked for opens
+// a browser, registers this client, asks for more scopes or makes a key.
+//
+// What is being made is a draft until all of it is there: a sign-in that is
+// given up leaves nothing behind, neither a token nor a registration.
+//=============================================================================
+
+#if USE_OAUTH
+
+// One person is asked one thing at a time.
+static mcp_code move_queue(auth *a) {
+    for (const auth *o = a->m->auths; o != a; o = o->next)
+        if (o->goal && o->goal->signing && o->at > 0) return MCP_PENDING;
+    for (const auth *o = a->next; o; o = o->next)
+        if (o->goal && o->goal->signing && o->at > 0) return MCP_PENDING;
+    a->work.errand.until = a->m->loop.now + TIME_LOGIN;
+    return MCP_OK;
+}
+
+// Somebody else has signed in meanwhile, in another process perhaps: then there
+// is nothing to ask, unless this is a login or its scopes do not reach.
+static mcp_code move_read_first(auth *a) {
+    uint32_t mark = a->mark;
+    const grant *g;
+    mcp_code rc = move_read(a);
+
+    if (rc || a->work.login) return rc;
+    g = auth_token(a);
+    if (!g || !mark || a->mark == mark || token_stale(a->m, g)) return MCP_OK;
+    if (a->work.status == 403 &&
+        !scope_has(str_of(g->scope), a->work.challenge.scope))
+        return MCP_OK;
+    return auth_reached(a);
+}
+
+// The entry's own headers for the server itself, but for those that a command
+// would have to print: a login does not run it.
+static void bare_headers(const auth *a, buf *out) {
+    const resolved *r = a->now;
+
+    header_add(out, S("Content-Type"), S("application/json"));
+    header_add(out, S("Accept"), S("application/json, text/event-stream"));
+    header_add(out, S("MCP-Protocol-Version"), S("2026-07-28"));
+    header_add(out, S("Mcp-Method"), S("server/discover"));
+    for (uint32_t i = 0; i + 1 < r->headers.n; i += 2) {
+        bool command = false;
+        for (uint32_t k = 0; k + 1 < r->commands.n; k += 2)
+            command |= strcmp(r->commands.list[k], r->headers.list[i]) == 0;
+        if (!command)
+            header_add(out, str_of(r->headers.list[i]),
+                       str_of(r->headers.list[i + 1]));
+    }
+}
+
+static mcp_code bare_send(auth *a) {
+    static const char body[] =
+        "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"server/discover\","
+        "\"params\":{\"_meta\":{"
+        "\"io.modelcontextprotocol/protocolVersion\":\"2026-07-28\","
+        "\"io.modelcontextprotocol/clientCapabilities\":{}}}}";
+    auth_work *w = &a->work;
+    http_ask how;
+    buf headers;
+    mcp_code rc;
+
+    buf_init(&headers, &a->m->mem, LIMIT_HTTP_HEAD);
+    bare_headers(a, &headers);
+    rc = headers.err;
+    memset(&how, 0, sizeof how);
+    how.method = "POST";
+    how.url = &a->site;
+    how.headers = buf_str(&headers);
+    how.body = S(body);
+    how.repeatable = true;
+    how.max_body = LIMIT_OAUTH;
+    how.deadline = a->m->loop.now + TIME_OAUTH;
+    how.keep_deadline = true;
+    if (!rc) w->x = http_start(a->m, &how, &a->job);
+    if (!rc && !w->x) rc = MCP_OUT_OF_MEMORY;
+    buf_free(&headers);
+    return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
+}
+
+// A login has no refusal to begin with, so it asks for one: the challenge may
+// say where the metadata is and which scopes are wanted. A server that answers
+// without is asked for its metadata all the same.
+static mcp_code move_bare(auth *a) {
+    auth_work *w = &a->work;
+    http_state state;
+    mcp_code rc;
+
+    if (!w->login) return MCP_OK;
+    if (!w->x && (rc = bare_send(a))) return rc;
+    state = http_now(w->x);
+    if (state == HTTP_FAILED) {
+        if (http_failure(w->x)->code != MCP_LIMIT_EXCEEDED)
+            return fail_from(&a->failed, http_failure(w->x));
+    } else if (state < HTTP_BODY) {
+        return MCP_PENDING;
+    }
+    w->status = http_answer(w->x)->status;
+    challenge_free(&w->challenge);
+    rc = challenge_parse(&a->m->mem, http_answer(w->x), &w->challenge);
+    nonce_take(&a->nonce, http_answer(w->x));
+    http_end(a->m, w->x);
+    w->x = NULL;
+    return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
+}
+
+// Where the answer is to arrive. The listener comes first: if its port is
+// taken, nobody is to be registered or sent anywhere.
+static mcp_code move_listen(auth *a) {
+    auth_work *w = &a->work;
+    const char *uri = a->m->opt.redirect_uri;
+    int port = a->config->oauth_callback_port;
+
+    if (!uri && !w->browser && !questions_taken(a->m, MCP_ASK_SIGN_IN))
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "nobody is there to be shown the URL of the sign-in");
+    if (uri && !questions_taken(a->m, MCP_ASK_SIGN_IN))
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "redirect_uri is set, but the host does not take "
+                    "MCP_ASK_SIGN_IN");
+    buf_clear(&w->redirect);
+    if (uri) buf_add(&w->redirect, str_of(uri));
+    else
+        buf_fmt(&w->redirect, "http://127.0.0.1:%d/callback",
+                port ? port : CALLBACK_PORT);
+    if (w->redirect.err) return fail(&a->failed, w->redirect.err, NULL);
+    if (!random_text(a->m, w->state) || !pkce_make(a->m, w->verifier, w->pkce))
+        return fail(&a->failed, MCP_OPERATION_FAILED,
+                    "the system has no random numbers");
+    if (!work_hide(a, str_of(w->state)) || !work_hide(a, str_of(w->verifier)))
+        return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    if (!w->browser) return MCP_OK;
+    w->listener = callback_open(a->m, buf_str(&w->redirect),
+                                str_of(w->state), &a->job, &a->failed);
+    return w->listener ? MCP_OK : a->failed.code;
+}
+
+// Whom a configured client id belongs to: the entry says so, or the issuer of
+// the first grant with it. Empty: nobody yet.
+static str auth_pinned(const auth *a) {
+    const oauth_texts *o = &a->now->oauth;
+    const record *r = a->record;
+
+    if (o->issuer) return str_of(o->issuer);
+    for (uint32_t i = 0; o->client_id && r && i < r->n; i++) {
+        const grant *g = r->grants[i];
+        if (g->registration && strcmp(g->registration, "configured") == 0 &&
+            g->client_id && strcmp(g->client_id, o->client_id) == 0)
+            return str_of(g->issuer);
+    }
+    return str_make(NULL, 0);
+}
+
+// What the server said last about where its metadata is, if not just now.
+static str auth_told(const auth *a) {
+    const challenge *c = &a->work.challenge;
+    return c->metadata.len ? c->metadata : buf_str(&a->told);
+}
+
+static mcp_code move_discover(auth *a) {
+    auth_work *w = &a->work;
+    mcp_code rc;
+
+    if (!w->find.errand) {
+        seek_init(&w->find, &w->errand);
+        w->find.known = a->record;
+        w->find.told = arena_str(&w->texts, auth_told(a));
+        w->find.pinned = arena_str(&w->texts, auth_pinned(a));
+        w->find.old_rules = auth_interactive(a);
+        w->find.defaults = !w->login || w->status == 401 || w->status == 403;
+    }
+    if (w->texts.err) return fail(&a->failed, w->texts.err, NULL);
+    rc = seek_step(&w->find, &a->failed);
+    if (rc == MCP_PENDING || rc == MCP_OK) return rc;
+    // A server that let a bare request in, and has nothing to say about it.
+    if (w->login && w->status / 100 == 2 && rc == MCP_OAUTH_FAILED &&
+        (w->find.state == SEEK_SERVER || w->find.origin_only))
+        return fail(&a->failed, rc, "the server asks for no sign-in");
+    return rc;
+}
+
+static str config_scopes(const auth *a, buf *out) {
+    const strings *s = &a->config->oauth_scopes;
+    for (uint32_t i = 0; i < s->n; i++) scope_add(out, str_of(s->list[i]));
+    return buf_str(out);
+}
+
+// What to ask for: the entry's scopes; else what the challenge wants, else all
+// that the server has, else nothing at all. A person who has agreed to
+// something is not made to agree to less by a later request (SEP-2350), and
+// offline_access is asked for only where it is known.
+static mcp_code work_scope(auth *a) {
+    auth_work *w = &a->work;
+    const grant *g = a->record
+        ? record_grant(a->record, buf_str(&w->find.issuer), false) : NULL;
+    buf *s = &w->scope;
+    bool ours = config_scopes(a, s).len > 0;
+    mcp_code rc = s->err;
+
+    if (!rc && !ours && w->challenge.scope.len)
+        rc = scope_add(s, w->challenge.scope);
+    else if (!rc && !ours)
+        rc = scope_add_all(s, w->find.prm.scopes);
+    else if (!rc && w->status == 403)
+        rc = scope_add(s, w->challenge.scope);
+    if (!rc && (!ours || w->status == 403)) {
+        rc = scope_add(s, buf_str(&a->asked));
+        if (!rc && g) rc = scope_add(s, str_of(g->wanted));
+        if (!rc && g) rc = scope_add(s, str_of(g->scope));
+    }
+    for (auth *o = a->m->auths; o && !rc && w->login; o = o->next)
+        if (strcmp(o->name, a->name) == 0)
+            rc = scope_add(s, buf_str(&o->lacking));
+    if (!rc && !ours && s->len &&
+        list_has(w->find.as.scopes, S("offline_access")))
+        rc = scope_add(s, S("offline_access"));
+    return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
+}
+
+static bool draft_set(auth *a, char **at, str value) {
+    return record_set(a->work.draft, at, value);
+}
+
+// The grant that the draft is about.
+static grant *draft_grant(const auth *a) {
+    return a->work.draft->grants[0];
+}
+
+// Does a client that was registered before still fit?
+static bool client_fits(const auth *a, const grant *g) {
+    int64_t now = a->m->os.unix_s(&a->m->os);
+    bool fits = g && g->registration && g->client_id && g->redirect_uri &&
+                !a->work.repeated;
+    buf scopes;
+
+    if (!fits || strcmp(g->registration, "dynamic") != 0) return false;
+    if (g->trial) return false;
+    if (g->secret_expires && now >= g->secret_expires) return false;
+    if (!str_is(buf_str(&a->work.redirect), g->redirect_uri)) return false;
+    buf_init(&scopes, &a->m->mem, LIMIT_FORM);
+    fits = str_is(config_scopes(a, &scopes),
+                  g->registered_scope ? g->registered_scope : "");
+    buf_free(&scopes);
+    return fits;
+}
+
+// As who we go to this issuer, in the order of the specification: the
+// configured client, one that is registered already, our own document. What is
+// left is to register, in the next move.
+static mcp_code client_choose(auth *a, grant *g, const grant *known) {
+    auth_work *w = &a->work;
+    const oauth_texts *o = &a->now->oauth;
+    const char *document = a->m->opt.client_metadata_url;
+    const char *how = NULL;
+    bool ok = true;
+
+    if (o->client_id) {
+        how = client_auth_method(w->find.as.auth_methods,
+                                 o->client_secret != NULL, o->token_auth);
+        if (!o->token_auth && o->private_key) how = "private_key_jwt";
+        if (!how)
+            return fail(&a->failed, MCP_OAUTH_FAILED,
+                        "the authorization server takes the client's secret "
+                        "in no way that we have");
+        ok = draft_set(a, &g->client_id, str_of(o->client_id)) &&
+             draft_set(a, &g->client_auth, str_of(how)) &&
+             draft_set(a, &g->registration, S("configured"));
+    } else if (client_fits(a, known)) {
+        w->reused = true;
+        g->secret_expires = known->secret_expires;
+        ok = draft_set(a, &g->client_id, str_of(known->client_id)) &&
+             draft_set(a, &g->client_secret, str_of(known->client_secret)) &&
+             draft_set(a, &g->client_auth, str_of(known->client_auth)) &&
+             draft_set(a, &g->registered_scope,
+                       str_of(known->registered_scope)) &&
+             draft_set(a, &g->registration, S("dynamic"));
+    } else if (document && w->find.as.document) {
+        ok = draft_set(a, &g->client_id, str_of(document)) &&
+             draft_set(a, &g->client_auth, S("none")) &&
+             draft_set(a, &g->registration, S("document"));
+    } else if (!w->find.as.registration.len) {
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "%s registers no clients: set oauthClientId in the entry "
+                    "of the server to the id of one that was registered there",
+                    buf_z(&w->find.issuer));
+    }
+    return ok ? MCP_OK : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+// PKCE is what binds the code to us. A server that does not say that it has
+// S256 is refused (RFC 9700 2.1.1 and the MCP specification); only where
+// nothing can be known of it, by the rules of 2025-03-26, it is sent unseen.
+static mcp_code client_pkce(auth *a) {
+    const seek *f = &a->work.find;
+
+    if (!f->as.authorize.len)
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "%s has no authorization endpoint", buf_z(&f->issuer));
+    if (f->as.s256 || (f->origin_only && !f->as.s256_told)) return MCP_OK;
+    return fail(&a->failed, MCP_OAUTH_FAILED,
+                "%s does not announce PKCE with S256, without which a stolen "
+                "code could be used", buf_z(&f->issuer));
+}
+
+// The key for DPoP, if it is wanted: the one that we have, or a new one.
+static mcp_code client_key(auth *a, grant *g, const grant *known) {
+    auth_work *w = &a->work;
+    mcp_json algs = w->find.as.dpop_algs;
+    char text[44];
+
+    w->proof = a->config->dpop || w->find.prm.dpop ||
+               w->challenge.scheme == SCHEME_DPOP;
+    if (!w->proof) return MCP_OK;
+    if (mcp_length(algs) && !list_has(algs, S("ES256")))
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "%s takes no DPoP proof with ES256",
+                    buf_z(&w->find.issuer));
+    if (!(known && grant_key(known, &w->proof_key)) &&
+        !key_make(a->m, &w->proof_key))
+        return fail(&a->failed, MCP_OPERATION_FAILED,
+                    "the system has no random numbers");
+    base64url_32(text, w->proof_key.d);
+    if (work_hide(a, str_of(text)) && draft_set(a, &g->key, str_of(text)))
+        return MCP_OK;
+    return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+// RFC 8707: byte for byte what the metadata says; else the server's own URL,
+// without the slash of an empty path.
+static str work_resource(auth *a) {
+    str site = str_of(a->site.text);
+
+    if (a->work.find.prm.resource.len) return a->work.find.prm.resource;
+    if (str_is(url_target(&a->site), "/")) site.len--;
+    return site;
+}
+
+// A draft with one grant: for this issuer, from what was found.
+static mcp_code draft_begin(auth *a) {
+    auth_work *w = &a->work;
+    const seek *f = &w->find;
+    hex64 id;
+    char once[44];
+    grant *g;
+
+    record_free(a->m, w->draft);
+    w->draft = record_new(a->m, a->site.text, a->now->oauth.client_id);
+    g = w->draft ? record_grant(w->draft, buf_str(&f->issuer), true) : NULL;
+    if (!g) return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    if (!random_text(a->m, once))
+        return fail(&a->failed, MCP_OPERATION_FAILED,
+                    "the system has no random numbers");
+    fingerprint_text(id, str_of(once));
+    g->origin_only = f->origin_only;
+    g->inner = errand_private(&w->errand);
+    buf_clear(&a->issuer_nonce);  // it may be another's
+    if (draft_set(a, &g->id, str_of(id)) &&
+        draft_set(a, &g->resource, work_resource(a)) &&
+        draft_set(a, &g->token_url, f->as.token) &&
+        (!f->as.revocation.len ||
+         draft_set(a, &g->revocation_url, f->as.revocation)) &&
+        draft_set(a, &w->draft->current, buf_str(&f->issuer)))
+        return MCP_OK;
+    return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+static mcp_code move_client(auth *a) {
+    auth_work *w = &a->work;
+    str issuer = buf_str(&w->find.issuer);
+    const grant *known;
+    mcp_code rc = draft_begin(a);
+    grant *g;
+
+    if (rc) return rc;
+    known = a->record ? record_grant(a->record, issuer, false) : NULL;
+    g = draft_grant(a);
+    rc = client_pkce(a);
+    if (!rc) rc = client_choose(a, g, known);
+    if (!rc) rc = client_key(a, g, known);
+    if (!rc && !w->scope.len) rc = work_scope(a);
+    if (!rc && !draft_set(a, &g->redirect_uri, buf_str(&w->redirect)))
+        rc = fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    return rc;
+}
+
+// Ask to be registered (RFC 7591 3.1).
+static mcp_code register_send(auth *a) {
+    auth_work *w = &a->work;
+    const char *name = a->m->opt.client_name;
+    buf body, scopes, headers;
+    mcp_code rc;
+    url to;
+
+    rc = errand_url(&w->errand, w->find.as.registration,
+                    "the registration endpoint", &to, &a->failed);
+    if (rc) return rc;
+    buf_init(&body, &a->m->mem, LIMIT_FORM);
+    buf_init(&scopes, &a->m->mem, LIMIT_FORM);
+    buf_init(&headers, &a->m->mem, LIMIT_HTTP_HEAD);
+    header_add(&headers, S("Content-Type"), S("application/json"));
+    header_add(&headers, S("Accept"), S("application/json"));
+    rc = registration_text(&body, name ? name : "mcp-c",
+                           buf_str(&w->redirect), config_scopes(a, &scopes),
+                           w->find.as.auth_methods);
+    if (!rc) rc = headers.err ? headers.err : scopes.err;
+    if (rc) fail(&a->failed, rc, NULL);
+    else
+        w->x = errand_send(&w->errand, "POST", &to, buf_str(&headers),
+                           buf_str(&body), &a->failed);
+    if (!rc && !w->x) rc = MCP_OUT_OF_MEMORY;
+    if (!rc && !draft_set(a, &draft_grant(a)->registered_scope,
+                          buf_str(&scopes)))
+        rc = fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    buf_free(&body);
+    buf_free(&scopes);
+    buf_free(&headers);
+    url_free(&a->m->mem, &to);
+    return rc;
+}
+
+// What we are from now on there, as the server has it.
+static mcp_code register_keep(auth *a, const registration_answer *r) {
+    grant *g = draft_grant(a);
+    const char *how = client_auth_method(a->work.find.as.auth_methods,
+                                         r->secret.len > 0, r->method);
+
+    if (!how)
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "the registration gave a secret that can be used in no "
+                    "way that we have");
+    g->secret_expires = r->secret_expires;
+    if (draft_set(a, &g->client_id, r->id) &&
+        (!r->secret.len || (work_hide(a, r->secret) &&
+                            draft_set(a, &g->client_secret, r->secret))) &&
+        draft_set(a, &g->client_auth, str_of(how)) &&
+        draft_set(a, &g->registration, S("dynamic")))
+        return MCP_OK;
+    return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+static mcp_code move_register(auth *a) {
+    auth_work *w = &a->work;
+    registration_answer answer;
+    int status;
+    mcp_code rc;
+
+    if (draft_grant(a)->client_id) return MCP_OK;
+    if (!w->x && (rc = register_send(a))) return rc;
+    rc = errand_answer(w->x, &a->failed);
+    if (rc) return rc;
+    status = http_answer(w->x)->status;
+    rc = registration_parse(&a->m->mem, status, http_body(w->x), &answer,
+                            &a->failed);
+    if (rc) return rc;
+    rc = register_keep(a, &answer);
+    registration_free(&answer);
+    http_end(a->m, w->x);
+    w->x = NULL;
+    return rc;
+}
+
+// Does the issuer still know the client that we had? If not, its page says so
+// to the person, and nobody to us: the sign-in never ends. So it is noted that
+// one has begun, and if it does not end, the next registers anew (fr.79). That
+// the note cannot be written stops nothing.
+static mcp_code move_trial(auth *a) {
+    auth_work *w = &a->work;
+    mcp_code rc = MCP_OK;
+    grant *g;
+
+    if (!w->reused || w->trial > 2) return MCP_OK;
+    if (w->trial == 0) {
+        if (!w->lock_until) w->lock_until = a->m->loop.now + TIME_TOKEN_LOCK;
+        rc = vault_lock(a->vault, w->lock_until, &a->failed);
+        if (rc == MCP_PENDING) return rc;
+        w->trial = rc ? 3 : 1;
+    }
+    if (w->trial == 1) {
+        rc = vault_read(a->vault, &w->stored, &a->failed);
+        if (rc == MCP_PENDING) return rc;
+        g = rc || !w->stored ? NULL
+            : record_grant(w->stored, buf_str(&w->find.issuer), false);
+        if (g) g->trial = w->sent = true;
+        w->trial = g ? 2 : 3;
+    }
+    if (w->trial == 2) {
+        rc = vault_write(a->vault, w->stored, &a->failed);
+        if (rc == MCP_PENDING) return rc;
+        w->trial = 3;
+    }
+    vault_unlock(a->vault);
+    record_free(a->m, w->stored);
+    w->stored = NULL;
+    w->sent = false;
+    w->lock_until = 0;
+    return a->config ? MCP_OK : fail(&a->failed, MCP_CANCELLED, NULL);
+}
+
+static const char invite_old_rules[] =
+    "The server names no authorization server. Its own origin is taken for "
+    "one, as MCP 2025-03-26 has it: who that is cannot be checked.";
+
+// What the host is shown (mcp.h, MCP_ASK_SIGN_IN).
+static void invite_write(auth *a, mcp_writer *w) {
+    auth_work *k = &a->work;
+    str scopes = buf_str(&k->scope), one;
+
+    mcp_w_object(w);
+    w_key(w, S("message"));
+    w_string(w, k->browser ? S("Sign in with the browser that opens.")
+                           : S("Sign in with a browser."));
+    w_pair(w, "url", buf_str(&k->url));
+    w_pair(w, "redirect_uri", buf_str(&k->redirect));
+    w_pair(w, "issuer", buf_str(&k->find.issuer));
+    w_key(w, S("scopes"));
+    mcp_w_array(w);
+    while (scope_next(&scopes, &one)) w_string(w, one);
+    mcp_w_end(w);
+    w_pair_bool(w, "browser", k->browser);
+    w_key(w, S("notes"));
+    mcp_w_array(w);
+    if (k->find.origin_only) w_string(w, str_of(invite_old_rules));
+    mcp_w_end(w);
+    mcp_w_end(w);
+}
+
+// A pasted callback is judged at once, so that a slip can be mended.
+static bool invite_fits(const question *q, mcp_json answer, diag *d) {
+    const auth *a = (const auth *)(void *)q->owner;
+    str text = str_trim(mcp_view(json_opt(answer, S("callback"))));
+    callback_answer c;
+    mcp_code rc;
+
+    if (!text.len) {
+        fail(d, MCP_MISUSE, "the answer has no \"callback\"");
+        return false;
+    }
+    rc = callback_parse(&a->m->mem, text, buf_str(&a->work.redirect),
+                        str_of(a->work.state), &c, d);
+    if (rc == MCP_OUT_OF_MEMORY) return false;
+    if (rc) d->code = MCP_MISUSE;
+    else callback_answer_free(&c);
+    return rc == MCP_OK;
+}
+
+static mcp_code invite_question(auth *a) {
+    auth_work *w = &a->work;
+    mcp_writer text;
+    mcp_code rc;
+
+    w_init(&text, &a->m->mem, LIMIT_FORM);
+    invite_write(a, &text);
+    rc = w_err(&text);
+    if (!rc)
+        w->question = question_ask(a->m, MCP_ASK_SIGN_IN, a->name, 0,
+                                   w_str(&text), &a->job);
+    if (!rc && !w->question) rc = MCP_OUT_OF_MEMORY;
+    if (!rc) w->question->fits = invite_fits;
+    buf_wipe(&text.b);
+    return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
+}
+
+// Send the person there. A browser that does not start is no end if the host
+// shows the URL too.
+static mcp_code move_invite(auth *a) {
+    auth_work *w = &a->work;
+    const grant *g = draft_grant(a);
+    bool told = questions_taken(a->m, MCP_ASK_SIGN_IN);
+    authorize_ask ask;
+    mcp_code rc = MCP_OK;
+
+    ask.endpoint = w->find.as.authorize;
+    ask.client_id = str_of(g->client_id);
+    ask.redirect = buf_str(&w->redirect);
+    ask.challenge = str_of(w->pkce);
+    ask.state = str_of(w->state);
+    ask.resource = str_of(g->resource);
+    ask.scope = buf_str(&w->scope);
+    buf_clear(&w->url);
+    authorize_url(&w->url, &ask);
+    if (w->url.err) return fail(&a->failed, w->url.err, NULL);
+    if (w->find.origin_only && !told)
+        event_push(a->m, MCP_EV_WARNING, a->name, str_of(invite_old_rules), 0);
+    if (told) rc = invite_question(a);
+    if (rc || !w->browser) return rc;
+    w->opener = browser_open(a->m, buf_str(&w->url), &a->job, &a->failed);
+    return w->opener ? MCP_OK : a->failed.code;
+}
+
+// The answer comes to the listener or to the host, whichever is first.
+static mcp_code move_answer(auth *a) {
+    auth_work *w = &a->work;
+    str came = {NULL, 0};
+
+    if (w->listener && callback_take(w->listener, &came)) {
+        buf_add(&w->came, came);
+    } else if (w->question && w->question->answered) {
+        if (!w->question->answer)
+            return fail(&a->failed, MCP_CANCELLED,
+                        "the sign-in was declined");
+        came = mcp_view(json_opt(json_root(w->question->answer),
+                                 S("callback")));
+        buf_add(&w->came, str_trim(came));
+    } else if (w->opener && !w->question &&
+               browser_take(w->opener) == MCP_OPERATION_FAILED) {
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "no browser could be started");
+    } else {
+        return MCP_PENDING;
+    }
+    work_drop_ask(a);
+    return w->came.err ? fail(&a->failed, w->came.err, NULL) : MCP_OK;
+}
+
+// Once more, from the listener on, as another client: the one that we had is
+// not known there any more (fr.79).
+static mcp_code work_repeat(auth *a) {
+    auth_work *w = &a->work;
+
+    w->repeated = true;
+    w->reused = false;
+    token_call_free(&w->call);
+    buf_clear(&w->came);
+    for (a->at = 0; a->goal->moves[a->at] != move_listen; a->at++) continue;
+    a->at--;  // the step adds one
+    return MCP_OK;
+}
+
+static bool client_unknown(const auth *a, str error) {
+    return a->work.reused && (str_is(error, "invalid_client") ||
+                              str_is(error, "unauthorized_client"));
+}
+
+// Who answered comes first (RFC 9207 2.4): nothing of an answer that another
+// issuer may have written is used or shown.
+static mcp_code code_begin(auth *a, const callback_answer *c) {
+    auth_work *w = &a->work;
+    grant *g = draft_grant(a);
+    mcp_code rc;
+
+    if (!iss_ok(w->find.as.iss, c->has_iss, c->iss, w->find.as.issuer))
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "the answer does not come from the authorization server "
+                    "that was asked (iss)");
+    if (c->error.len && client_unknown(a, c->error)) return work_repeat(a);
+    if (c->error.len) {
+        fail(&a->failed, MCP_OAUTH_FAILED,
+             "the authorization server did not grant it");
+        fail_text(&a->failed, c->error);
+        fail_text(&a->failed, c->description);
+        return MCP_OAUTH_FAILED;
+    }
+    if (!work_hide(a, c->code))
+        return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    rc = work_call(a, g);
+    if (!rc)
+        form_code(&w->call, c->code, buf_str(&w->redirect),
+                  str_of(w->verifier));
+    return rc ? rc : MCP_PENDING;
+}
+
+// The code for tokens.
+static mcp_code move_code(auth *a) {
+    auth_work *w = &a->work;
+    const token_answer *t = &w->call.answer;
+    callback_answer c;
+    mcp_code rc;
+
+    if (!w->call.errand) {
+        rc = callback_parse(&a->m->mem, buf_str(&w->came),
+                            buf_str(&w->redirect), str_of(w->state), &c,
+                            &a->failed);
+        if (rc) return rc;
+        rc = code_begin(a, &c);
+        callback_answer_free(&c);
+        if (rc != MCP_PENDING) return rc;
+    }
+    rc = token_step(&w->call, &a->failed);
+    if (rc == MCP_OAUTH_FAILED && client_unknown(a, str_of(t->error)))
+        return work_repeat(a);
+    if (rc) return rc;
+    rc = grant_update(a, w->draft, draft_grant(a), t);
+    if (!rc && !draft_grant(a)->scope && w->scope.len &&
+        !draft_set(a, &draft_grant(a)->scope, buf_str(&w->scope)))
+        rc = fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    return rc;
+}
+
+// The draft's grant takes the place of that issuer's in what is stored by now;
+// the others stay.
+static mcp_code move_merge(auth *a) {
+    auth_work *w = &a->work;
+    grant *from = draft_grant(a), *to;
+    bool ok = true;
+    mcp_code rc = vault_read(a->vault, &w->stored, &a->failed);
+
+    if (rc == MCP_PENDING) return rc;
+    if (rc && rc != MCP_OPERATION_FAILED) return rc;
+    if (!w->stored)
+        w->stored = record_new(a->m, a->site.text, a->now->oauth.client_id);
+    to = w->stored ? record_grant(w->stored, str_of(from->issuer), true) : NULL;
+    if (!to) return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    for (size_t i = 0; i < COUNT(grant_texts) && ok; i++)
+        ok = record_set(w->stored, grant_text(to, grant_texts[i].at),
+                        str_of(*grant_text(from, grant_texts[i].at)));
+    for (size_t i = 0; i < COUNT(grant_flags); i++)
+        *grant_flag(to, grant_flags[i].at) =
+            *grant_flag(from, grant_flags[i].at);
+    for (size_t i = 0; i < COUNT(grant_times); i++)
+        *grant_time(to, grant_times[i].at) =
+            *grant_time(from, grant_times[i].at);
+    ok = ok && record_set(w->stored, &w->stored->current,
+                          str_of(from->issuer));
+    buf_clear(&a->asked);
+    buf_add(&a->asked, buf_str(&w->scope));
+    buf_clear(&a->lacking);
+    return ok && !a->asked.err ? MCP_OK
+                               : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+// Before anything is registered or anybody asked: what comes of it must have a
+// place. Where a record was read there is one.
+static mcp_code move_try_store(auth *a) {
+    return a->record ? MCP_OK : vault_try(a->vault, &a->failed);
+}
+
+static const auth_move moves_sign_in[] = {
+    move_queue, move_secrets, move_read_first, move_bare, move_try_store,
+    move_listen, move_discover, move_client, move_register, move_trial,
+    move_invite, move_answer, move_code, move_lock, move_merge, move_store};
+static const auth_goal goal_sign_in = {moves_sign_in, COUNT(moves_sign_in),
+                                       true};
+
+// The end of a refresh. If it was refused and a person may be asked, that is
+// next; if it was done ahead of time, the old token serves while it lasts.
+static mcp_code move_refreshed(auth *a) {
+    auth_work *w = &a->work;
+
+    if (!w->verdict || !w->may_sign_in) return w->verdict;
+    w->repeated = strcmp(w->call.answer.error, "invalid_client") == 0;
+    w->verdict = MCP_OK;
+    w->sent = false;
+    w->chained = true;
+    vault_unlock(a->vault);
+    record_free(a->m, w->stored);
+    w->stored = NULL;
+    token_call_free(&w->call);
+    w->browser = !a->m->opt.redirect_uri;
+    return auth_go_on(a, &goal_sign_in);
+}
+
+static const auth_move moves_refresh[] = {move_secrets, move_lock, move_reread,
+                                          move_refresh, move_store,
+                                          move_refreshed};
+static const auth_goal goal_refresh = {moves_refresh, COUNT(moves_refresh),
+                                       false};
+
+// A token that could not be stored is tried again before anything else, unless
+// the store tells another story by now.
+static mcp_code move_reread_unsaved(auth *a) {
+    auth_work *w = &a->work;
+    const grant *known = auth_token(a), *g;
+    mcp_code rc = vault_read(a->vault, &w->stored, &a->failed);
+    record *r = a->unsaved;
+
+    if (rc) return rc;
+    g = record_token(w->stored);
+    a->unsaved = NULL;
+    if (g && known && strcmp(g->access, known->access) == 0) {
+        record_free(a->m, w->stored);
+        w->stored = r;
+        return MCP_OK;
+    }
+    record_free(a->m, r);
+    r = w->stored;
+    w->stored = NULL;
+    rc = auth_learn(a, r);
+    return rc ? rc : auth_reached(a);
+}
+
+static const auth_move moves_save[] = {move_lock, move_reread_unsaved,
+                                       move_store};
+static const auth_goal goal_save = {moves_save, COUNT(moves_save), false};
+
+// Because of a mark only: without the store the request goes out bare, and if
+// that is not enough, it will be told.
+static mcp_code move_read_early(auth *a) {
+    mcp_code rc = move_read(a);
+    return rc == MCP_CREDENTIAL_STORE_UNAVAILABLE ? MCP_OK : rc;
+}
+
+static const auth_move moves_read[] = {move_read_early};
+static const auth_goal goal_read = {moves_read, COUNT(moves_read), false};
+
+// What a person has to allow before this can be done.
+static mcp_code auth_denied(auth *a, diag *d) {
+    if (!a->lacking.len)
+        return fail(d, MCP_PERMISSION_DENIED,
+                    "the token does not allow this");
+    return fail(d, MCP_PERMISSION_DENIED, "the token lacks these scopes: %s",
+                buf_z(&a->lacking));
+}
+
+// The next login, in another process perhaps, asks for what is lacking now: it
+// is written down. Where that fails, nothing but this is lost.
+static mcp_code move_note(auth *a) {
+    auth_work *w = &a->work;
+    mcp_code rc = MCP_OK;
+    buf all;
+    grant *g;
+
+    if (!w->stored) rc = vault_read(a->vault, &w->stored, &a->failed);
+    if (rc == MCP_PENDING) return rc;
+    g = rc ? NULL : record_token(w->stored);
+    if (!g) return auth_skip(a);
+    if (!w->sent) {
+        buf_init(&all, &a->m->mem, LIMIT_TOKEN);
+        scope_add(&all, str_of(g->wanted));
+        scope_add(&all, buf_str(&a->lacking));
+        w->sent = !str_is(buf_str(&all), g->wanted ? g->wanted : "") &&
+                  !all.err && record_set(w->stored, &g->wanted, buf_str(&all));
+        buf_free(&all);
+    }
+    if (w->sent) rc = vault_write(a->vault, w->stored, &a->failed);
+    return rc == MCP_PENDING ? rc : MCP_OK;
+}
+
+static mcp_code move_denied(auth *a) {
+    return auth_denied(a, &a->failed);
+}
+
+static const auth_move moves_note[] = {move_lock, move_note, move_denied};
+static const auth_goal goal_note = {moves_note, COUNT(moves_note), false};
+
+// A request was refused and nothing in hand helps. What is found there
+// may do; else a person has to be asked, or it is over.
+static mcp_code move_found(auth *a) {
+    auth_work *w = &a->work;
+
+    if (auth_token(a) && a->mark != w->mark) return MCP_OK;
+    if (!w->may_sign_in && w->status == 403) return auth_go_on(a, &goal_note);
+    if (!w->may_sign_in)
+        return fail(&a->failed, MCP_AUTHENTICATION_REQUIRED,
+                    auth_token(a) ? "the server does not accept the token that "
+                                    "is stored"
+                                  : "nobody has signed in to this server yet");
+    w->chained = true;
+    w->browser = !a->m->opt.redirect_uri;
+    return auth_go_on(a, &goal_sign_in);
+}
+
+static const auth_move moves_look[] = {move_read, move_found};
+static const auth_goal goal_look = {moves_look, COUNT(moves_look), false};
+
+// Without a person. The draft is all there ever is of it; a stable id lets
+// caches of private catalogs outlive the token.
+static mcp_code move_plain_client(auth *a) {
+    static const char *const field[] = {
+        [GRANT_CLIENT] = "oauthClientId", [GRANT_JWT] = "oauthAssertion",
+        [GRANT_ENTERPRISE] = "oauthIdToken", [GRANT_CODE] = ""};
+    auth_work *w = &a->work;
+    const oauth_texts *o = &a->now->oauth;
+    const char *how = o->client_id ? NULL : "none";
+    bool there = a->config->grant == GRANT_JWT ? o->assertion != NULL
+                 : a->config->grant == GRANT_ENTERPRISE
+                     ? o->id_token && o->idp_url
+                     : o->client_id && (o->client_secret || o->private_key);
+    buf about;
+    hex64 id;
+    mcp_code rc;
+    grant *g;
+
+    if (!there)
+        return fail(&a->failed, MCP_CONFIGURATION_INVALID,
+                    "server \"%s\": field \"%s\" or what goes with it is "
+                    "missing", a->name, field[a->config->grant]);
+    rc = draft_begin(a);
+    if (rc) return rc;
+    g = draft_grant(a);
+    if (!how) how = client_auth_method(w->find.as.auth_methods,
+                                       o->client_secret != NULL, o->token_auth);
+    if (!o->client_secret && o->private_key) how = "private_key_jwt";
+    if (!how)
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "the authorization server takes the client's secret in no "
+                    "way that we have");
+    buf_init(&about, &a->m->mem, LIMIT_FORM);
+    buf_fmt(&about, "%s %s", buf_z(&w->find.issuer),
+            o->client_id ? o->client_id : "");
+    fingerprint_text(id, buf_str(&about));
+    rc = about.err;
+    buf_free(&about);
+    if (!rc && draft_set(a, &g->id, str_of(id)) &&
+        draft_set(a, &g->client_id, str_of(o->client_id)) &&
+        draft_set(a, &g->client_auth, str_of(how)) &&
+        draft_set(a, &g->registration, S("configured")))
+        rc = work_scope(a);
+    else
+        rc = fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    if (!rc && a->config->dpop)
+        rc = client_key(a, g, auth_token(a));
+    return rc;
+}
+
+// The company's identity provider turns the person's token into one that the
+// issuer takes. Nobody is authenticated by it but the one that is configured.
+static mcp_code move_exchange(auth *a) {
+    auth_work *w = &a->work;
+    const oauth_texts *o = &a->now->oauth;
+    client_face idp;
+    mcp_code rc;
+
+    if (a->config->grant != GRANT_ENTERPRISE) return MCP_OK;
+    if (!w->call.errand) {
+        memset(&idp, 0, sizeof idp);
+        idp.id = str_of(o->idp_client_id);
+        idp.secret = str_of(o->idp_client_secret);
+        idp.how = o->idp_client_secret ? "post" : "none";
+        rc = token_call_init(&w->call, &w->errand, str_of(o->idp_url), &idp,
+                             &a->failed);
+        if (rc) return rc;
+        form_exchange(&w->call, str_of(o->id_token), buf_str(&w->find.issuer),
+                      work_resource(a), buf_str(&w->scope));
+    }
+    rc = token_step(&w->call, &a->failed);
+    if (rc) return rc;
+    buf_add(&w->assertion, w->call.answer.access);
+    if (w->assertion.err || !work_hide(a, buf_str(&w->assertion)))
+        return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    token_call_free(&w->call);
+    return MCP_OK;
+}
+
+static mcp_code move_fetch(auth *a) {
+    auth_work *w = &a->work;
+    const oauth_texts *o = &a->now->oauth;
+    grant *g = draft_grant(a);
+    record *r = w->draft;
+    mcp_code rc;
+
+    if (!w->call.errand) {
+        rc = work_call(a, g);
+        if (rc) return rc;
+        if (a->config->grant == GRANT_CLIENT)
+            form_pair(&w->call.form, "grant_type", S("client_credentials"));
+        else
+            form_assertion(&w->call, a->config->grant == GRANT_JWT
+                                         ? str_of(o->assertion)
+                                         : buf_str(&w->assertion));
+        if (w->scope.len)
+            form_pair(&w->call.form, "scope", buf_str(&w->scope));
+    }
+    rc = token_step(&w->call, &a->failed);
+    if (rc) return rc;
+    rc = grant_update(a, w->draft, g, &w->call.answer);
+    if (!rc && !record_set(w->draft, &g->refresh, str_make(NULL, 0)))
+        rc = fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    if (rc) return rc;
+    w->draft = NULL;
+    rc = auth_take(a, r, TOKEN_FETCHED);
+    a->read = true;
+    return rc;
+}
+
+static const auth_move moves_fetch[] = {move_secrets_again, move_bare,
+                                        move_discover, move_plain_client,
+                                        move_exchange, move_fetch};
+static const auth_goal goal_fetch = {moves_fetch, COUNT(moves_fetch), false};
+
+// Logout. What is here goes first, so that it is gone whatever the network
+// does; then the issuers are asked to void what they gave.
+static mcp_code move_remove(auth *a) {
+    auth_work *w = &a->work;
+    bool was = false;
+    mcp_code rc = vault_remove(a->vault, &was, &a->failed);
+
+    if (rc) return rc;
+    vault_unlock(a->vault);
+    vault_mark(a->vault, NULL);
+    a->removed = was;
+    a->read = true;
+    w->errand.until = a->m->loop.now + TIME_REVOKE;
+    return auth_take(a, NULL, TOKEN_STORED);
+}
+
+enum { REVOKE_NOTHING, REVOKE_CONFIRMED, REVOKE_UNSUPPORTED,
+       REVOKE_UNCONFIRMED };
+
+static mcp_code move_read_last(auth *a) {
+    mcp_code rc = vault_read(a->vault, &a->work.stored, &a->failed);
+
+    if (rc == MCP_PENDING || rc == MCP_OK) return rc;
+    if (rc != MCP_OPERATION_FAILED) return rc;
+    a->work.outcome = REVOKE_UNCONFIRMED;  // damaged: nobody knows what it was
+    return MCP_OK;
+}
+
+// Only the worst is told.
+static void revoke_result(auth *a, int outcome) {
+    if (outcome > a->work.outcome) a->work.outcome = outcome;
+}
+
+// RFC 7009 2.1 for one token. PENDING also when there is nothing to wait for.
+static mcp_code revoke_send(auth *a, const grant *g, bool refresh) {
+    auth_work *w = &a->work;
+    buf form, headers;
+    mcp_code rc;
+    url to;
+
+    w->errand.inner = g->inner;
+    rc = work_client(a, g);
+    if (!rc)
+        rc = errand_url(&w->errand, str_of(g->revocation_url),
+                        "the revocation endpoint", &to, &a->failed);
+    if (rc) return rc;
+    buf_init(&form, &a->m->mem, LIMIT_FORM);
+    buf_init(&headers, &a->m->mem, LIMIT_HTTP_HEAD);
+    header_add(&headers, S("Content-Type"),
+               S("application/x-www-form-urlencoded"));
+    form_pair(&form, "token", str_of(refresh ? g->refresh : g->access));
+    form_pair(&form, "token_type_hint",
+              refresh ? S("refresh_token") : S("access_token"));
+    rc = client_identify(a->m, &w->client, &form, &headers);
+    if (!rc) rc = form.err ? form.err : headers.err;
+    if (!rc)
+        w->x = errand_send(&w->errand, "POST", &to, buf_str(&headers),
+                           buf_str(&form), &a->failed);
+    buf_wipe(&form);
+    buf_wipe(&headers);
+    url_free(&a->m->mem, &to);
+    return rc ? rc : w->x ? MCP_OK : MCP_OUT_OF_MEMORY;
+}
+
+// The token of that number: each grant's refresh token, then its access token.
+// False: no more.
+static bool revoke_next(auth *a) {
+    auth_work *w = &a->work;
+    const record *r = w->stored;
+
+    for (; r && w->revoked / 2 < r->n; w->revoked++) {
+        const grant *g = r->grants[w->revoked / 2];
+        bool refresh = w->revoked % 2 == 0;
+        if (!(refresh ? g->refresh : g->access)) continue;
+        if (!g->revocation_url) revoke_result(a, REVOKE_UNSUPPORTED);
+        else if (a->m->loop.now >= w->errand.until ||
+                 revoke_send(a, g, refresh))
+            revoke_result(a, REVOKE_UNCONFIRMED);
+        else
+            return true;
+    }
+    return false;
+}
+
+// No failure of these is one of the logout: what was here is gone.
+static mcp_code move_revoke(auth *a) {
+    static const char *const words[] = {"nothing", "confirmed", "unsupported",
+                                        "unconfirmed"};
+    auth_work *w = &a->work;
+    mcp_code rc;
+
+    while (w->x || revoke_next(a)) {
+        rc = errand_answer(w->x, &a->failed);
+        if (rc == MCP_PENDING && a->m->loop.now < w->errand.until) return rc;
+        revoke_result(a, !rc && http_answer(w->x)->status / 100 == 2
+                             ? REVOKE_CONFIRMED : REVOKE_UNCONFIRMED);
+        http_end(a->m, w->x);
+        w->x = NULL;
+        w->revoked++;
+    }
+    a->revocation = words[w->outcome];
+    diag_restart(&a->failed, MCP_OK);
+    return MCP_OK;
+}
+
+// The client's secret may be what a command prints. Without it the issuer will
+// not confirm, and that is all.
+static mcp_code move_secrets_quiet(auth *a) {
+    mcp_code rc = move_secrets(a);
+
+    if (rc == MCP_PENDING && a->m->loop.now < a->work.errand.until) return rc;
+    return MCP_OK;
+}
+
+static const auth_move moves_logout[] = {move_lock, move_read_last, move_remove,
+                                         move_secrets_quiet, move_revoke};
+static const auth_goal goal_logout = {moves_logout, COUNT(moves_logout), false};
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16h Being let in
+//
+// What the sections above this one see of all that: may a request go now, what
+// does it carry, and what next if it was refused; login and logout by name.
+//=============================================================================
+
+#if USE_OAUTH
+
+// For a server that config_uses_oauth(). The config and what it resolved to
+// must outlive it. The owner is woken when auth_ready() may answer something
+// else. NULL: no memory.
+static auth *auth_new(mcp *m, const server_config *c, resolved *r,
+                      job *owner) {
+    auth *a = mem_new(&m->mem, sizeof *a);
+    buf *bufs[5];
+
+    if (!a) return NULL;
+    a->m = m;
+    a->owner = owner;
+    a->config = c;
+    a->now = r;
+    a->renew = INT64_MAX;
+    snprintf(a->name, sizeof a->name, "%s", c->name);
+    diag_init(&a->failed, &m->mem, &m->secrets);
+    bufs[0] = &a->nonce;
+    bufs[1] = &a->issuer_nonce;
+    bufs[2] = &a->told;
+    bufs[3] = &a->asked;
+    bufs[4] = &a->lacking;
+    for (size_t i = 0; i < COUNT(bufs); i++)
+        buf_init(bufs[i], &m->mem, LIMIT_HTTP_HEAD);
+    if (job_init(m, &a->job, auth_step) &&
+        !url_copy(&m->mem, &r->url, &a->site))
+        a->vault = vault_new(m, c->name, a->site.text, r->oauth.client_id,
+                             &a->job);
+    if (!a->vault) {
+        auth_delete(a);
+        return NULL;
+    }
+    if (!auth_unattended(a)) vault_marked(a->vault, a->id);
+    a->next = m->auths;
+    m->auths = a;
+    return a;
+}
+
+// What was sent to be refreshed, or is being stored, goes on by itself until it
+// is; nothing else does.
+static void auth_free(auth *a) {
+    bool signing;
+
+    if (!a) return;
+    if (a->goal && a->work.sent) {
+        a->owner = NULL;
+        a->config = NULL;
+        a->now = NULL;
+        a->work.may_sign_in = false;
+        return;
+    }
+    signing = a->goal && a->goal->signing;
+    for (auth *o = a->m->auths; signing && o; o = o->next)
+        if (o != a && o->goal) job_wake(a->m, &o->job);
+    auth_delete(a);
+}
+
+// The last failure, once; then the next call starts anew. One that nobody has
+// asked for in time is no news any more.
+static mcp_code auth_tell(auth *a, diag *d) {
+    mcp_code rc = a->failed.code;
+
+    if (rc && a->m->loop.now - a->failed_at <= TIME_AUTH_TOLD)
+        fail_from(d, &a->failed);
+    else
+        rc = MCP_OK;
+    diag_restart(&a->failed, MCP_OK);
+    return rc;
+}
+
+// Before a token ends it is replaced, so that no request has to be sent twice.
+// If that fails while the old one serves, it serves. True: begun.
+static bool auth_renew(auth *a) {
+    const grant *g = auth_token(a);
+    mcp *m = a->m;
+    bool alone = auth_unattended(a);
+
+    if (!g || m->os.unix_s(&m->os) < a->renew) return false;
+    if (m->loop.now < a->not_before) return false;
+    if (!alone && (!g->refresh || !g->token_url)) return false;
+    auth_begin(a, alone ? &goal_fetch : &goal_refresh, NEVER);
+    a->not_before = m->loop.now + TIME_AUTH_AGAIN;
+    a->work.ahead = true;
+    a->work.mark = a->mark;
+    a->work.may_sign_in = !alone && m->opt.sign_in && !auth_serves(a);
+    return true;
+}
+
+// May a request be sent now? OK: yes, with whatever token there is; PENDING: a
+// token is being read, refreshed or asked for; else the reason why not, which
+// the caller who asks first is told (the next call starts anew).
+static mcp_code auth_ready(auth *a, diag *d) {
+    mcp_code rc;
+
+    if (a->goal) return MCP_PENDING;
+    rc = auth_tell(a, d);
+    if (rc) return rc;
+    if (a->unsaved) {
+        auth_begin(a, &goal_save, NEVER);
+        return MCP_PENDING;
+    }
+    if (!a->read && !a->looked && a->id[0] && !auth_unattended(a)) {
+        a->looked = true;
+        auth_begin(a, &goal_read, NEVER);
+        return MCP_PENDING;
+    }
+    return auth_renew(a) ? MCP_PENDING : MCP_OK;
+}
+
+// Add Authorization, and DPoP where it is needed, for one request. *mark says
+// which token it carries; 0: none.
+static mcp_code auth_headers(auth *a, const char *method, const url *u,
+                             buf *out, uint32_t *mark) {
+    const grant *g = auth_token(a);
+    mcp *m = a->m;
+    mcp_code rc = MCP_OK;
+    key_pair key;
+    buf text;
+
+    *mark = 0;
+    if (!g) return MCP_OK;
+    buf_init(&text, &m->mem, LIMIT_HTTP_HEAD);
+    buf_fmt(&text, "%s %s", g->dpop ? "DPoP" : "Bearer", g->access);
+    header_add(out, S("Authorization"), buf_str(&text));
+    buf_clear(&text);
+    if (g->dpop && !grant_key(g, &key)) rc = MCP_OPERATION_FAILED;
+    else if (g->dpop)
+        rc = dpop_proof(m, &text, &key, str_of(method), u, buf_str(&a->nonce),
+                        str_of(g->access), m->os.unix_s(&m->os));
+    if (!rc && g->dpop) header_add(out, S("DPoP"), buf_str(&text));
+    if (!rc) rc = text.err ? text.err : out->err;
+    wipe(&key, sizeof key);
+    buf_wipe(&text);
+    if (!rc) *mark = a->mark;
+    return rc;
+}
+
+// Start one of the remedies for a refused request; takes the challenge.
+static mcp_code auth_remedy(auth *a, const auth_goal *goal, uint32_t mark,
+                            int status, challenge *c, bool ask) {
+    auth_begin(a, goal, goal->signing ? TIME_LOGIN : NEVER);
+    a->work.mark = mark;
+    a->work.status = status;
+    a->work.may_sign_in = ask;
+    a->work.browser = !a->m->opt.redirect_uri;
+    a->work.challenge = *c;
+    memset(c, 0, sizeof *c);
+    return MCP_PENDING;
+}
+
+// Somebody else's remedy is under way, or has brought another token already:
+// that is one of this request's own, too, or it could go round for ever.
+static bool refused_elsewhere(const auth *a, auth_tries *t, uint32_t mark,
+                              int most) {
+    bool newer = auth_token(a) && a->mark != mark;
+
+    if (!a->goal && !newer) return false;
+    if (!t->refreshes) {
+        t->refreshes = 1;
+        return true;
+    }
+    if (t->sign_ins >= most) return false;
+    t->sign_ins++;
+    return true;
+}
+
+static mcp_code refused_401(auth *a, auth_tries *t, uint32_t mark,
+                            challenge *c, diag *d) {
+    const grant *g = auth_token(a);
+    bool alone = auth_unattended(a);
+    bool ask = a->m->opt.sign_in && !alone && !t->sign_ins;
+    bool new = a->fresh && mark == a->mark;
+
+    if (refused_elsewhere(a, t, mark, 1)) return MCP_PENDING;
+    if (!a->goal && alone && !t->refreshes && !new) {
+        t->refreshes = 1;
+        return auth_remedy(a, &goal_fetch, mark, 401, c, false);
+    }
+    // A bare request costs no remedy: what is stored may do.
+    if (!a->goal && !alone && !g)
+        return auth_remedy(a, &goal_look, mark, 401, c, ask);
+    if (!a->goal && !alone && !t->refreshes && !new) {
+        t->refreshes = 1;
+        return auth_remedy(a, g->refresh && g->token_url ? &goal_refresh
+                                                         : &goal_look,
+                           mark, 401, c, ask);
+    }
+    if (!a->goal && ask && !(new && a->source == TOKEN_SIGNED)) {
+        t->sign_ins++;
+        return auth_remedy(a, &goal_sign_in, mark, 401, c, true);
+    }
+    fail(d, MCP_AUTHENTICATION_REQUIRED,
+         new ? "the server does not accept the token that was just issued"
+             : "the server does not accept the token");
+    if (c->description.len) fail_text(d, c->description);
+    return MCP_AUTHENTICATION_REQUIRED;
+}
+
+// More scopes are wanted (RFC 6750 3.1).
+static mcp_code refused_403(auth *a, auth_tries *t, uint32_t mark,
+                            challenge *c, diag *d) {
+    const grant *g = auth_token(a);
+    bool alone = auth_unattended(a), ask;
+
+    if (!str_is(c->error, "insufficient_scope")) {
+        fail(d, MCP_PERMISSION_DENIED, NULL);
+        if (c->description.len) fail_text(d, c->description);
+        return MCP_PERMISSION_DENIED;
+    }
+    buf_clear(&a->lacking);
+    scope_missing(&a->lacking, c->scope, str_of(g ? g->scope : NULL));
+    ask = a->m->opt.sign_in && !alone && t->sign_ins < LIMIT_SIGN_INS;
+    if (refused_elsewhere(a, t, mark, LIMIT_SIGN_INS)) return MCP_PENDING;
+    if (!a->goal && !alone && !g)
+        return auth_remedy(a, &goal_look, mark, 403, c, ask);
+    if (!a->goal && ask) {
+        t->sign_ins++;
+        return auth_remedy(a, &goal_sign_in, mark, 403, c, true);
+    }
+    if (!a->goal && !alone && !t->refreshes && !t->sign_ins) {
+        t->refreshes = 1;
+        return auth_remedy(a, &goal_look, mark, 403, c, false);
+    }
+    return auth_denied(a, d);
+}
+
+// The server answered 401, or 403, to a request that carried `mark`. PENDING:
+// it may go once more as soon as auth_ready() says OK (at once, perhaps); else
+// it is final, and d says why.
+static mcp_code auth_refused(auth *a, auth_tries *t, uint32_t mark,
+                             const http_head *h, diag *d) {
+    const grant *g = auth_token(a);
+    bool nonce = nonce_take(&a->nonce, h);
+    challenge c;
+    mcp_code rc;
+
+    if (challenge_parse(&a->m->mem, h, &c))
+        return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    if (c.metadata.len) {
+        buf_clear(&a->told);
+        buf_add(&a->told, c.metadata);
+    }
+    // A sign-in that followed a look into the store was this request's.
+    if (mark == a->chained && a->fresh && !t->sign_ins) t->sign_ins = 1;
+    if (h->status == 401 && nonce && g && g->dpop && !t->nonces &&
+        str_is(c.error, "use_dpop_nonce")) {
+        t->nonces = 1;
+        rc = MCP_PENDING;
+    } else if (h->status == 403) {
+        rc = refused_403(a, t, mark, &c, d);
+    } else {
+        rc = refused_401(a, t, mark, &c, d);
+    }
+    challenge_free(&c);
+    return rc;
+}
+
+// Any answer may bring a new nonce for DPoP (RFC 9449 section 8.2), and one
+// that is no refusal shows that the token is good.
+static void auth_heard(auth *a, const http_head *h) {
+    nonce_take(&a->nonce, h);
+    if (h->status && h->status < 400) a->fresh = false;
+}
+
+// A person is being asked just now: deadlines stand still.
+static bool auth_asking(const auth *a) {
+    return a->goal && a->goal->signing;
+}
+
+// Which set of credentials this is (for caches of private catalogs), stable
+// over refreshes; "" if there is none.
+static void auth_identity(const auth *a, hex64 out) {
+    memcpy(out, a->id, sizeof(hex64));
+}
+
+// The end of what was asked for by name.
+static mcp_code auth_outcome(auth *a, diag *d) {
+    mcp_code rc = a->failed.code;
+
+    a->by_name = false;
+    if (rc) fail_from(d, &a->failed);
+    diag_restart(&a->failed, MCP_OK);
+    return rc;
+}
+
+// The explicit ones: called again until no longer PENDING.
+static mcp_code auth_login(auth *a, bool browser, diag *d) {
+    bool alone = auth_unattended(a);
+
+    if (a->goal) return MCP_PENDING;
+    if (a->by_name) return auth_outcome(a, d);
+    for (const auth *o = a->m->auths; o; o = o->next)
+        if (auth_asking(o))
+            return fail(d, MCP_BUSY, "another sign-in is under way");
+    auth_begin(a, alone ? &goal_fetch : &goal_sign_in, TIME_LOGIN);
+    a->work.login = true;
+    a->work.browser = browser && !a->m->opt.redirect_uri;
+    a->by_name = true;
+    return MCP_PENDING;
+}
+
+static mcp_code auth_logout(auth *a, bool *removed, const char **revocation,
+                            diag *d) {
+    mcp_code rc;
+
+    *removed = false;
+    *revocation = "nothing";
+    if (a->goal) return MCP_PENDING;
+    if (!a->by_name) {
+        auth_begin(a, &goal_logout, NEVER);
+        a->by_name = true;
+        return MCP_PENDING;
+    }
+    rc = auth_outcome(a, d);
+    if (rc) return rc;
+    *removed = a->removed;
+    *revocation = a->revocation;
+    return MCP_OK;
+}
+
+// mcp_close() waits (5 s) for what must still be stored.
+static bool auths_settled(const mcp *m) {
+    for (const auth *a = m->auths; a; a = a->next)
+        if (a->goal && a->work.sent) return false;
+    return true;
+}
+
+static void auths_free(mcp *m) {
+    while (m->auths) auth_delete(m->auths);
+}
+
+#else
+
+#if !USE_HTTP
+typedef struct http_head http_head;  // of a section that is not built
+#endif
+
+// Nobody makes one.
+SPARE static auth *auth_new(mcp *m, const server_config *c, resolved *r,
+                            job *owner) {
+    (void)m, (void)c, (void)r, (void)owner;
+    return NULL;
+}
+
+SPARE static void auth_free(auth *a) {
+    (void)a;
+}
+
+SPARE static mcp_code auth_ready(auth *a, diag *d) {
+    (void)a, (void)d;
+    return MCP_OK;
+}
+
+SPARE static mcp_code auth_headers(auth *a, const char *method, const url *u,
+                                   buf *out, uint32_t *mark) {
+    (void)a, (void)method, (void)u, (void)out;
+    *mark = 0;
+    return MCP_OK;
+}
+
+SPARE static mcp_code auth_refused(auth *a, auth_tries *t, uint32_t mark,
+                                   const http_head *h, diag *d) {
+    (void)a, (void)t, (void)mark, (void)h;
+    return fail(d, MCP_AUTHENTICATION_REQUIRED, NULL);
+}
+
+SPARE static void auth_heard(auth *a, const http_head *h) {
+    (void)a, (void)h;
+}
+
+SPARE static bool auth_asking(const auth *a) {
+    (void)a;
+    return false;
+}
+
+SPARE static void auth_identity(const auth *a, hex64 out) {
+    (void)a;
+    out[0] = 0;
+}
+
+SPARE static mcp_code auth_login(auth *a, bool browser, diag *d) {
+    (void)a, (void)browser;
+    return fail(d, MCP_NOT_BUILT, NULL);
+}
+
+SPARE static mcp_code auth_logout(auth *a, bool *removed,
+                                  const char **revocation, diag *d) {
+    (void)a;
+    *removed = false;
+    *revocation = "nothing";
+    return fail(d, MCP_NOT_BUILT, NULL);
+}
+
+SPARE static bool auths_settled(const mcp *m) {
+    return !m->auths;
+}
+
+SPARE static void auths_free(mcp *m) {
+    (void)m;
+}
+
+#endif  // USE_OAUTH
+//=============================================================================
 // MARK: - 17 RPC
 //
 // JSON-RPC 2.0 as MCP uses it, without any I/O: requests are written, messages
@@ -11761,14 +19571,27 @@ typedef struct request {
     bool again;               // refused before it ran: to be sent once more
     bool resent;              // that was done
     bool acked;               // subscriptions/listen was acknowledged
+    bool more;                // answered: the server wants input first
     bool grows;               // nobody set its time: a stream gets more
+    bool held;                // waits for a token; its deadline stands still
+    int64_t held_at;          // since then
+    uint32_t mark;            // the token it was sent with (section 16e)
+    auth_tries tries;         // what was tried to be let in
     uint64_t op_id;           // for progress events; 0: none
     job *owner;               // woken when done
     const char *method;       // this and the views lie behind the struct
     str params, name;
+    str headers;              // mirrored parameters, whole lines
     void *transport;          // section 18's
     size_t size;              // of the whole block
 } request;
+
+typedef struct served {       // a request of a server, put to the host
+    struct served *next;
+    question *question;
+    char *id;                 // of the server's, byte for byte
+    bool given_up;            // the call that it belongs to
+} served;
 
 struct server {               // owns the work that outlives a wait
     job job;
@@ -11793,10 +19616,15 @@ struct server {               // owns the work that outlives a wait
     job *lists[LIST_KINDS];   // section 20's, woken when changed[] moves
     bool stream_open;         // what would carry list_changed is open
     request *pending;
+    served *served;           // what it asks and nobody has answered
+    bool still;               // while there is such: deadlines stand still,
+    int64_t still_since;      //     and its requests begin at this time
+    bool thawed;              // 18c has to look at the deadlines again
     struct wire *wire;        // 18: the connection, or NULL
     struct post *farewells;   // 18: last words to an HTTP server
     bool no_stream;           // 18: it has no GET stream
     bool used_up;             // 18: the caller's stream cannot open again
+    struct auth *auth;        // 16e: how we sign in, or NULL
     struct handshake *handshake;  // 19
     request *listen;          // 19: subscriptions/listen of this connection
     hex64 era_of;             // 19: the identity of which is remembered
@@ -11816,6 +19644,7 @@ typedef struct ask {
     const char *method;
     str params;       // JSON object text, or empty; _meta is added
     str name;         // for Mcp-Name: tool, prompt or URI; else empty
+    str headers;      // more header lines for HTTP (mirrored parameters)
     int64_t timeout;  // ms; 0: the default for the method and transport
     bool once;        // tools/call: never replayed after it may have run
     uint64_t op_id;   // progress events carry it
@@ -11834,6 +19663,10 @@ typedef struct roster {  // every server there ever was, by name
 
 enum {  // of a JSON-RPC error
     RPC_NO_METHOD = -32601,
+    RPC_BAD_PARAMS = -32602,
+    RPC_INTERNAL = -32603,
+    RPC_REJECTED = -1,       // by the person; of sampling (its page)
+    RPC_NEEDS_PAGE = -32042,  // URLElicitationRequired (2025-11-25)
     RPC_HEADER_MISMATCH = -32020,
     RPC_NEEDS_CAPABILITY = -32021,
     RPC_VERSION = -32022
@@ -11913,6 +19746,7 @@ static request *rpc_new(server *s, const ask *a) {
     char *at;
 
     size = size_add(size, size_add(a->params.len, a->name.len));
+    size = size_add(size, a->headers.len);
     r = mem_resize(m, NULL, 0, size);
     if (!r) return NULL;
     memset(r, 0, sizeof *r);
@@ -11926,6 +19760,9 @@ static request *rpc_new(server *s, const ask *a) {
     at += a->params.len;
     r->name = str_make(at, a->name.len);
     if (a->name.len) memcpy(at, a->name.ptr, a->name.len);
+    at += a->name.len;
+    r->headers = str_make(at, a->headers.len);
+    if (a->headers.len) memcpy(at, a->headers.ptr, a->headers.len);
     r->size = size;
     r->server = s;
     r->id = ++s->m->last_id;
@@ -11958,10 +19795,17 @@ static void rpc_delete(request *r) {
     mem_free(&m->mem, r, r->size);
 }
 
+// The time that deadlines of this server's requests are made with. It stands
+// still while the host is asked something for the server: what that takes is
+// added to all of them afterwards.
+static int64_t rpc_now(const server *s) {
+    return s->still ? s->still_since : s->m->loop.now;
+}
+
 // From now its answer is waited for, `timeout` ms long (NEVER: for ever). A
 // time the user has set may be longer than the ceiling, and is then meant.
 static void rpc_begin(request *r, int64_t timeout) {
-    int64_t now = r->server->m->loop.now;
+    int64_t now = rpc_now(r->server);
 
     assert(!r->waiting && !r->done && timeout > 0);
     r->started = now;
@@ -11973,6 +19817,16 @@ static void rpc_begin(request *r, int64_t timeout) {
     r->next = r->server->pending;
     r->server->pending = r;
     r->waiting = true;
+}
+
+// A person was asked, or a token fetched, since then: that time does not count.
+static void rpc_shift(request *r, int64_t since) {
+    int64_t by = r->server->m->loop.now - since;
+
+    assert(by >= 0);
+    r->started += by;
+    if (r->deadline != NEVER) r->deadline += by;
+    if (r->ceiling != NEVER) r->ceiling += by;
 }
 
 // Up goes a wake-up and nothing else: the owner looks when it is its turn, so
@@ -12005,11 +19859,40 @@ static void rpc_lost(request *r) {
     rpc_done(r);
 }
 
+// Deadlines stand still from here on.
+static void served_freeze(server *s) {
+    if (!s->still) s->still_since = s->m->loop.now;
+    s->still = true;
+}
+
+// Nothing is open any more: every request gets back what the answers took.
+static void served_thaw(server *s) {
+    if (!s->still || s->served) return;
+    s->still = false;
+    s->thawed = true;
+    for (request *r = s->pending; r; r = r->next)
+        if (!r->abandoned) rpc_shift(r, s->still_since);
+    job_wake(s->m, &s->job);
+}
+
+static void served_free(server *s, served *x) {
+    for (served **p = &s->served; *p; p = &(*p)->next) {
+        if (*p != x) continue;
+        *p = x->next;
+        break;
+    }
+    question_free(s->m, x->question);
+    mem_text_free(&s->m->mem, x->id);
+    mem_free(&s->m->mem, x, sizeof *x);
+    served_thaw(s);
+}
+
 // The connection is over, for the reason in `why`. What was being done is the
 // caller's to say and stays.
 static void rpc_lose_all(server *s, const diag *why) {
     request *next;
 
+    while (s->served) served_free(s, s->served);
     for (request *r = s->pending; r; r = next) {
         next = r->next;
         assert(r->waiting && why->code);
@@ -12056,6 +19939,37 @@ static void rpc_client(const mcp *m, buf *out) {
     buf_byte(out, '}');
 }
 
+static void rpc_close_object(buf *out) {  // after members that end in commas
+    if (out->len && out->ptr[out->len - 1] == ',')
+        out->ptr[out->len - 1] = '}';
+    else
+        buf_byte(out, '}');
+}
+
+// What we can do for a server of this version: only what the host takes (see
+// questions_taken()), and no part of it that its version does not have.
+// (lifecycle, "Capability Negotiation"; 2025-06-18 knows forms alone, without
+// saying so. Tasks are never declared.)
+static void rpc_capabilities(const mcp *m, const char *version, buf *out) {
+    static const struct {
+        mcp_ask ask;
+        const char *from, *to, *text;  // versions: from <= version < to
+    } known[] = {
+        {MCP_ASK_ELICIT, "2025-06-18", "2025-11-25", "\"elicitation\":{},"},
+        {MCP_ASK_ELICIT, "2025-11-25", "~",
+         "\"elicitation\":{\"form\":{},\"url\":{}},"},
+        {MCP_ASK_SAMPLE, "", "~", "\"sampling\":{},"},
+        {MCP_ASK_ROOTS, "", "~", "\"roots\":{},"}};
+
+    buf_byte(out, '{');
+    for (size_t i = 0; i < COUNT(known); i++)
+        if (questions_taken(m, known[i].ask) &&
+            strcmp(known[i].from, version) <= 0 &&
+            strcmp(version, known[i].to) < 0)
+            buf_add(out, str_of(known[i].text));
+    rpc_close_object(out);
+}
+
 // The members of _meta that are ours, each with a comma after it. The modern
 // ones must stand on every request (basic, "Per-request protocol fields"). A
 // progress token goes with every request that may take long, asked for or not:
@@ -12066,7 +19980,9 @@ static void rpc_our_meta(const request *r, buf *out) {
         buf_fmt(out, "\"" META_VERSION "\":\"%s\",\"" META_CLIENT "\":",
                 r->server->version);
         rpc_client(r->server->m, out);
-        buf_add(out, S(",\"" META_CAPABILITIES "\":{},"));
+        buf_add(out, S(",\"" META_CAPABILITIES "\":"));
+        rpc_capabilities(r->server->m, r->server->version, out);
+        buf_byte(out, ',');
     }
     if (r->probe || rpc_is(r, "subscriptions/listen")) return;
     buf_add(out, S("\"progressToken\":"));
@@ -12092,13 +20008,6 @@ static void rpc_members(const request *r, buf *out, mcp_json o, bool meta) {
         buf_add(out, mcp_raw(v));
         buf_byte(out, ',');
     }
-}
-
-static void rpc_close_object(buf *out) {  // after members that end in commas
-    if (out->len && out->ptr[out->len - 1] == ',')
-        out->ptr[out->len - 1] = '}';
-    else
-        buf_byte(out, '}');
 }
 
 // The slow way, for parameters that bring a _meta of their own. Values are
@@ -12210,36 +20119,464 @@ static void rpc_words(const server *s, diag *d, str text) {
     buf_free(&words);
 }
 
+//=============================================================================
+// MARK: - 17b Inputs
+//
+// What servers want of the host: input from the person, a model's words, the
+// places it may work in. In the legacy era they are requests of the server, in
+// the modern one parts of an answer (section 22b); what is asked, what may be
+// asked and what an answer looks like is the same.
+//
+// A URL that nobody should open is declined here and never shown. All of it
+// is a stranger's words: the host must say which server asks.
+//=============================================================================
+
+typedef enum input_verdict {
+    INPUT_ASK,
+    INPUT_DECLINE,   // answered by us: nobody is to be asked that
+    INPUT_UNKNOWN,   // no such kind, or the host takes none
+    INPUT_WRONG,     // of a kind that is taken, but not as it should be
+    INPUT_NO_MEMORY
+} input_verdict;
+
+static const struct {
+    const char *method;
+    mcp_ask kind;
+    const char *what;  // for people
+} input_kinds[] = {
+    {"elicitation/create", MCP_ASK_ELICIT, "the person's input"},
+    {"sampling/createMessage", MCP_ASK_SAMPLE, "a model's words"},
+    {"roots/list", MCP_ASK_ROOTS, "the folders it may work in"},
+};
+
+// 0: there is no such method.
+static mcp_ask input_kind(str method) {
+    for (size_t i = 0; i < COUNT(input_kinds); i++)
+        if (str_is(method, input_kinds[i].method)) return input_kinds[i].kind;
+    return (mcp_ask)0;
+}
+
+static const char *input_what(mcp_ask kind) {
+    for (size_t i = 0; i < COUNT(input_kinds); i++)
+        if (input_kinds[i].kind == kind) return input_kinds[i].what;
+    return "input";
+}
+
+static bool input_is_here(const url *u) {  // this machine
+    str h = u->host;
+
+    if (u->literal) return str_starts(h, S("127.")) || str_is(h, "::1");
+    return str_is(h, "localhost") || str_ends(h, S(".localhost"));
+}
+
+// A page for the person's own browser: https, or http on this machine, as
+// security_best_practices has it for URLs that a server hands out. A fragment
+// is the browser's business.
+static input_verdict input_judge_url(mcp *m, str text) {
+    str page, fragment;
+    mcp_code rc;
+    bool ok;
+    url u;
+
+    str_cut(text, '#', &page, &fragment);
+    if (text.len > LIMIT_URL || !form_printable(text)) return INPUT_DECLINE;
+    rc = url_parse(&m->mem, page, &u);
+    if (rc) return rc == MCP_OUT_OF_MEMORY ? INPUT_NO_MEMORY : INPUT_DECLINE;
+    ok = u.https || input_is_here(&u);
+    url_free(&m->mem, &u);
+    return ok ? INPUT_ASK : INPUT_DECLINE;
+}
+
+// "url" mode has a page to open, form mode, which is what no mode means, a
+// schema. (client/elicitation)
+static input_verdict input_judge_elicit(mcp *m, mcp_json p, const char **why) {
+    mcp_json mode = json_opt(p, S("mode"));
+
+    if (str_is(mcp_view(mode), "url")) {
+        *why = "declined: a page that is neither https nor on this machine";
+        return input_judge_url(m, mcp_view(json_opt(p, S("url"))));
+    }
+    *why = "mode is neither form nor url";
+    if (mcp_exists(mode) && !str_is(mcp_view(mode), "form")) return INPUT_WRONG;
+    *why = form_refusal(json_opt(p, S("requestedSchema")));
+    return *why ? INPUT_WRONG : INPUT_ASK;
+}
+
+// Tools for the model are a capability of their own, which is not declared:
+// then "the client MUST return an error" (client/sampling).
+static input_verdict input_judge_sample(mcp_json p, const char **why) {
+    *why = "messages is not a list";
+    if (mcp_typeof(json_opt(p, S("messages"))) != MCP_ARRAY) return INPUT_WRONG;
+    *why = "tools in sampling were not declared";
+    if (mcp_exists(json_opt(p, S("tools"))) ||
+        mcp_exists(json_opt(p, S("toolChoice"))))
+        return INPUT_WRONG;
+    return INPUT_ASK;
+}
+
+// May the host be asked this? If not, *why says it in words of ours.
+static input_verdict input_judge(mcp *m, mcp_ask kind, mcp_json params,
+                                 const char **why) {
+    *why = "nobody answers such here";
+    if (!kind || !questions_taken(m, kind)) return INPUT_UNKNOWN;
+    if (kind == MCP_ASK_ROOTS) return INPUT_ASK;
+    *why = "params is not an object";
+    if (mcp_typeof(params) != MCP_OBJECT) return INPUT_WRONG;
+    return kind == MCP_ASK_ELICIT ? input_judge_elicit(m, params, why)
+                                  : input_judge_sample(params, why);
+}
+
+static bool input_misfit(diag *d, const char *what) {
+    fail(d, MCP_MISUSE, "%s", what);
+    return false;
+}
+
+static bool input_is_page(const question *q) {
+    return str_is(mcp_view(json_opt(q->params, S("mode"))), "url");
+}
+
+// ElicitResult. What comes with a refusal is not looked at, nor sent.
+static bool input_elicit_fits(const question *q, mcp_json answer, diag *d) {
+    mcp_json content = json_opt(answer, S("content"));
+    str action = mcp_view(json_opt(answer, S("action")));
+
+    if (str_is(action, "decline") || str_is(action, "cancel")) return true;
+    if (!str_is(action, "accept"))
+        return input_misfit(d, "action is none of accept, decline, cancel");
+    if (input_is_page(q))
+        return !mcp_exists(content) ||
+               input_misfit(d, "a page that is opened has no content");
+    if (mcp_exists(content) && mcp_typeof(content) != MCP_OBJECT)
+        return input_misfit(d, "content is not an object");
+    return form_fits(json_opt(q->params, S("requestedSchema")), content, d);
+}
+
+// CreateMessageResult: a message, and which model has written it.
+static bool input_sample_fits(mcp_json answer, diag *d) {
+    mcp_json content = json_opt(answer, S("content"));
+    str role = mcp_view(json_opt(answer, S("role")));
+    mcp_json v = mcp_typeof(content) == MCP_ARRAY ? mcp_first(content)
+                                                  : content;
+
+    if (!str_is(role, "assistant") && !str_is(role, "user"))
+        return input_misfit(d, "role is neither assistant nor user");
+    if (!mcp_view(json_opt(answer, S("model"))).len)
+        return input_misfit(d, "model is not the name of a model");
+    if (!mcp_exists(v)) return input_misfit(d, "content is missing");
+    for (; mcp_exists(v); v = mcp_next(v)) {
+        if (mcp_typeof(json_get(v, S("type"))) != MCP_STRING)
+            return input_misfit(d, "content is no block with a type");
+        if (mcp_typeof(content) != MCP_ARRAY) break;
+    }
+    return true;
+}
+
+// ListRootsResult: "this MUST be a file:// URI" (client/roots).
+static bool input_roots_fit(mcp_json answer, diag *d) {
+    mcp_json roots = json_opt(answer, S("roots"));
+
+    if (mcp_typeof(roots) != MCP_ARRAY)
+        return input_misfit(d, "roots is not a list");
+    for (mcp_json r = mcp_first(roots); mcp_exists(r); r = mcp_next(r)) {
+        str uri = mcp_view(json_get(r, S("uri")));
+        mcp_json name = json_opt(r, S("name"));
+        if (!str_starts(uri, S("file://")) || !form_printable(uri))
+            return input_misfit(d, "a root has no file:// URI");
+        if (mcp_exists(name) && mcp_typeof(name) != MCP_STRING)
+            return input_misfit(d, "the name of a root is not text");
+    }
+    return true;
+}
+
+static bool input_fits(const question *q, mcp_json answer, diag *d) {
+    if (q->kind == MCP_ASK_SAMPLE) return input_sample_fits(answer, d);
+    if (q->kind == MCP_ASK_ROOTS) return input_roots_fit(answer, d);
+    return input_elicit_fits(q, answer, d);
+}
+
+// Put it to the host; the caller has seen that it may be asked. NULL: no
+// memory.
+static question *input_ask(mcp *m, mcp_ask kind, const char *owner,
+                           uint64_t call, mcp_json params, job *waits) {
+    bool object = mcp_typeof(params) == MCP_OBJECT;
+    question *q = question_ask(m, kind, owner, call,
+                               object ? mcp_raw(params) : S("{}"), waits);
+
+    if (q) q->fits = input_fits;
+    return q;
+}
+
+// A declined elicitation is an answer like others; of the other two there is no
+// such form, they are refused.
+static bool input_refused(const question *q) {
+    return !q->answer && q->kind != MCP_ASK_ELICIT;
+}
+
+// The result for the server, on one line; defaults stand where nothing was
+// given.
+static void input_result(const question *q, mcp_writer *w) {
+    mcp_json answer = json_root(q->answer);
+    str action = mcp_view(json_opt(answer, S("action")));
+
+    assert(q->answered && !input_refused(q));
+    if (q->kind != MCP_ASK_ELICIT) {
+        w_raw(w, mcp_raw(answer));
+        return;
+    }
+    if (!q->answer) action = S("decline");
+    mcp_w_object(w);
+    w_pair(w, "action", action);
+    if (str_is(action, "accept") && !input_is_page(q)) {
+        w_key(w, S("content"));
+        form_write(w, json_opt(q->params, S("requestedSchema")),
+                   json_opt(answer, S("content")));
+    }
+    mcp_w_end(w);
+}
+
+// Only a person who said yes has done what a page is for.
+static bool input_accepted(const question *q) {
+    return q->answered && str_is(mcp_view(json_opt(json_root(q->answer),
+                                                   S("action"))), "accept");
+}
+
+// The page of such a question is done with, says the server; perhaps before the
+// host has said that the person opened it. Unknown ids are ignored
+// (client/elicitation, "Completion Notifications").
+static void input_completed(server *s, mcp_json params) {
+    str id = mcp_view(json_get(params, S("elicitationId")));
+
+    for (question *q = s->m->questions; q; q = q->next) {
+        if (q->kind != MCP_ASK_ELICIT || strcmp(q->server, s->name) || !id.len)
+            continue;
+        if (!str_eq(mcp_view(json_opt(q->params, S("elicitationId"))), id))
+            continue;
+        q->completed = true;
+        job_wake(s->m, q->owner);
+    }
+}
+
+// The server hears nothing of why: only that it gets no answer of that kind.
+static void rpc_reply_error(buf *out, int code, const char *words) {
+    buf_fmt(out, ",\"error\":{\"code\":%d,\"message\":", code);
+    buf_quote(out, str_of(words));
+    buf_add(out, S("}}"));
+}
+
+// Which call is this about? The stream of a POST belongs to one; else there is
+// an answer only if a single call is under way.
+static uint64_t served_call(const server *s, const request *bound) {
+    uint64_t id = 0;
+
+    if (bound) return bound->op_id;
+    for (const request *r = s->pending; r; r = r->next) {
+        if (r->abandoned || !r->op_id || r->op_id == id) continue;
+        if (id) return 0;
+        id = r->op_id;
+    }
+    return id;
+}
+
+// A request of the server becomes a question; what cannot be one is answered
+// at once, in `reply`, where its id stands already.
+static mcp_code served_new(server *s, mcp_json root, const request *bound,
+                           buf *reply, bool *asked) {
+    mcp_json params = json_opt(root, S("params"));
+    mcp_ask kind = input_kind(mcp_view(json_get(root, S("method"))));
+    const char *why = NULL;
+    uint32_t open = 0;
+    served *x;
+
+    switch (input_judge(s->m, kind, params, &why)) {
+    case INPUT_ASK: break;
+    case INPUT_NO_MEMORY: return MCP_OUT_OF_MEMORY;
+    case INPUT_UNKNOWN:
+        rpc_reply_error(reply, RPC_NO_METHOD, "Method not found");
+        return MCP_OK;
+    case INPUT_WRONG:
+        rpc_reply_error(reply, RPC_BAD_PARAMS, why);
+        return MCP_OK;
+    case INPUT_DECLINE:
+        event_push(s->m, MCP_EV_WARNING, s->name, str_of(why), 0);
+        buf_add(reply, S(",\"result\":{\"action\":\"decline\"}}"));
+        return MCP_OK;
+    }
+    for (x = s->served; x; x = x->next) open++;
+    if (open >= LIMIT_QUESTIONS) {
+        rpc_reply_error(reply, RPC_INTERNAL, "too many questions are open");
+        return MCP_OK;
+    }
+    x = mem_new(&s->m->mem, sizeof *x);
+    if (!x) return MCP_OUT_OF_MEMORY;
+    x->next = s->served;
+    s->served = x;
+    x->id = mem_text(&s->m->mem, mcp_raw(json_get(root, S("id"))));
+    if (x->id)
+        x->question = input_ask(s->m, kind, s->name, served_call(s, bound),
+                                params, &s->job);
+    if (!x->question) {
+        served_free(s, x);
+        return MCP_OUT_OF_MEMORY;
+    }
+    served_freeze(s);
+    *asked = true;
+    return MCP_OK;
+}
+
+// The reply to one that is answered by now, or given up; false: there is none.
+// The oldest first. `out` is one line.
+static bool served_take(server *s, buf *out) {
+    served *x = NULL;
+    mcp_writer w;
+    question *q;
+
+    for (served *y = s->served; y; y = y->next)
+        if (y->question->answered || y->given_up) x = y;
+    if (!x) return false;
+    q = x->question;
+    buf_fmt(out, "{\"jsonrpc\":\"2.0\",\"id\":%s", x->id);
+    w_init(&w, &s->m->mem, SIZE_MAX);
+    if (!q->answered && q->kind == MCP_ASK_ELICIT)
+        buf_add(out, S(",\"result\":{\"action\":\"cancel\"}}"));
+    else if (q->answered && !input_refused(q))
+        input_result(q, &w);
+    else
+        rpc_reply_error(out, q->kind == MCP_ASK_ROOTS ? RPC_INTERNAL
+                                                      : RPC_REJECTED,
+                        q->kind == MCP_ASK_ROOTS
+                            ? "No roots were given"
+                            : "User rejected sampling request");
+    if (w_str(&w).len) {
+        buf_add(out, S(",\"result\":"));
+        buf_add(out, w_str(&w));
+        buf_byte(out, '}');
+    }
+    if (w_err(&w) && !out->err) out->err = w_err(&w);
+    w_free(&w);
+    if (out->ptr) rpc_one_line(out->ptr, out->len);
+    served_free(s, x);
+    return true;
+}
+
+// A call is given up or has failed: nobody needs to answer what was asked for
+// it. The server is told; where it may work it may still want to know.
+static void served_give_up(server *s, uint64_t op_id) {
+    for (served *x = s->served; op_id && x; x = x->next) {
+        if (x->question->call != op_id || x->question->answered ||
+            x->question->kind == MCP_ASK_ROOTS)
+            continue;
+        x->given_up = true;
+        job_wake(s->m, &s->job);
+    }
+}
+
+//=============================================================================
+// MARK: - 17c Messages
+//
+// What comes from a server: answers, notifications, requests. What none of
+// them is, is remembered as junk, as it may explain a server that fails.
+//=============================================================================
+
+// The capabilities that a server wants of us (-32021), in words.
+static void rpc_needs(buf *out, mcp_json wanted) {
+    static const struct {
+        const char *name, *words;
+    } known[] = {
+        {"elicitation", "asking the person (elicitation)"},
+        {"sampling", "asking a model (sampling)"},
+        {"roots", "telling where it may work (roots)"},
+        {"io.modelcontextprotocol/tasks", "running tools as tasks (tasks)"}};
+    const char *before = "";
+
+    for (mcp_json v = mcp_first(wanted); mcp_exists(v); v = mcp_next(v)) {
+        bool more = str_is(json_key(v), "extensions") && mcp_length(v);
+        mcp_json first = more ? mcp_first(v) : v;
+        for (mcp_json e = first; mcp_exists(e); e = mcp_next(e)) {
+            str name = utf8_cut(json_key(e), RPC_WORDS);
+            for (size_t i = 0; i < COUNT(known); i++)
+                if (str_is(name, known[i].name)) name = str_of(known[i].words);
+            buf_fmt(out, "%s%.*s", before, MCP_ARG(name));
+            before = ", ";
+            if (!more) break;
+        }
+    }
+    if (!*before) buf_add(out, S("it does not say what"));
+}
+
 // Every JSON-RPC error is a protocol_error here. The sections above know what
 // was asked, and whether a code of it means "not found" to them.
 static void rpc_error(request *r, mcp_json error) {
     int64_t code = mcp_integer(json_get(error, S("code")), 0);
+    buf needs;
 
-    fail(&r->failed, MCP_PROTOCOL_ERROR,
-         "the server refused %s with JSON-RPC error %lld", r->method,
-         (long long)code);
+    r->error_data = json_opt(error, S("data"));
+    if (code == RPC_NEEDS_CAPABILITY) {
+        buf_init(&needs, &r->server->m->mem, LIMIT_DETAIL);
+        rpc_needs(&needs, json_opt(r->error_data, S("requiredCapabilities")));
+        fail(&r->failed, MCP_PROTOCOL_ERROR, "%s needs what this program does "
+             "not offer: %s", r->method, buf_z(&needs));
+        buf_free(&needs);
+    } else {
+        fail(&r->failed, MCP_PROTOCOL_ERROR,
+             "the server refused %s with JSON-RPC error %lld", r->method,
+             (long long)code);
+    }
     rpc_words(r->server, &r->failed, mcp_view(json_opt(error, S("message"))));
     r->failed.rpc_code = code;
-    r->error_data = json_opt(error, S("data"));
     if (code == RPC_NEEDS_CAPABILITY)
         rpc_words(r->server, &r->failed, mcp_raw(r->error_data));
 }
 
 // A refusal before execution that one more try may cure: a header that was
-// not as the server wanted it, or a version that it lists after all. (With
-// mirrored parameters the tool's schema is fetched again first.)
+// not as the server wanted it, or a version that it lists after all. (Which
+// arguments a call mirrors its tool's list says: see section 22.)
 static bool rpc_worth_again(const request *r) {
     int64_t code = r->failed.rpc_code;
     mcp_json list = json_get(r->error_data, S("supported"));
 
     if (!r->modern || r->resent || rpc_is(r, "server/discover")) return false;
-    if (code == RPC_HEADER_MISMATCH) return true;
+    if (code == RPC_HEADER_MISMATCH) return !rpc_is(r, "tools/call");
     return code == RPC_VERSION && mcp_typeof(list) == MCP_ARRAY &&
            rpc_best_version(list, true);
 }
 
+// May this be answered with questions? Only these three ("Multi Round-Trip
+// Requests").
+static bool rpc_may_ask(const request *r) {
+    return rpc_is(r, "tools/call") || rpc_is(r, "resources/read") ||
+           rpc_is(r, "prompts/get");
+}
+
+// InputRequiredResult: something is asked, or only to be sent back, or both.
+static void rpc_input_required(request *r, mcp_json result) {
+    mcp_json asked = json_opt(result, S("inputRequests"));
+    mcp_json state = json_opt(result, S("requestState"));
+
+    if (!rpc_may_ask(r))
+        fail(&r->failed, MCP_PROTOCOL_ERROR,
+             "the server wants further input for %s, which cannot have any",
+             r->method);
+    else if ((mcp_exists(asked) && mcp_typeof(asked) != MCP_OBJECT) ||
+             (mcp_exists(state) && mcp_typeof(state) != MCP_STRING) ||
+             (!mcp_length(asked) && !mcp_exists(state)))
+        fail(&r->failed, MCP_PROTOCOL_ERROR,
+             "the server wants further input for %s and does not say what",
+             r->method);
+    else if (mcp_raw(state).len > LIMIT_STATE)
+        fail(&r->failed, MCP_LIMIT_EXCEEDED,
+             "the requestState for %s is larger than %d bytes", r->method,
+             LIMIT_STATE);
+    else if (mcp_length(asked) > LIMIT_QUESTIONS)
+        fail(&r->failed, MCP_LIMIT_EXCEEDED,
+             "the server asks more than %d things at once for %s",
+             LIMIT_QUESTIONS, r->method);
+    else
+        r->more = true;
+}
+
 // basic, "resultType": absent means complete, unknown ones are invalid. In the
-// legacy era it is a member like any other. (Further rounds begin here.)
+// legacy era it is a member like any other. What comes of further input is
+// the sender's business.
 static void rpc_result(request *r, mcp_json result) {
     mcp_json type = json_opt(result, S("resultType"));
     str kind = mcp_view(type);
@@ -12251,9 +20588,7 @@ static void rpc_result(request *r, mcp_json result) {
     else if (!r->modern || !mcp_exists(type) || str_is(kind, "complete"))
         return;
     else if (str_is(kind, "input_required"))
-        fail(&r->failed, MCP_PROTOCOL_ERROR,
-             "the server wants further input for %s, which this client "
-             "cannot give yet", r->method);
+        rpc_input_required(r, result);
     else
         fail(&r->failed, MCP_PROTOCOL_ERROR,
              "%s was answered with an unknown resultType", r->method);
@@ -12309,7 +20644,7 @@ static void rpc_progress(server *s, mcp_json params) {
     if (!r || r->done || r->abandoned) return;
     if (mcp_typeof(progress) != MCP_NUMBER) return;
     if (r->deadline != NEVER) {
-        until = s->m->loop.now + r->timeout;
+        until = rpc_now(s) + r->timeout;
         if (until > r->ceiling) until = r->ceiling;
         if (until > r->deadline) r->deadline = until;
     }
@@ -12368,10 +20703,16 @@ static void rpc_acked(server *s, mcp_json params) {
 }
 
 // A modern server may end a subscription in either of two ways (the pages
-// disagree): by answering the listen request, or by cancelling it.
+// disagree): by answering the listen request, or by cancelling it. A legacy one
+// takes back what it has asked, and wants no answer then (utilities/
+// cancellation).
 static void rpc_they_cancel(server *s, mcp_json params) {
+    str id = mcp_raw(json_get(params, S("requestId")));
     request *r = s->listen;
+    served *x = s->served;
 
+    while (x && !str_is(id, x->id)) x = x->next;
+    if (x) served_free(s, x);
     if (!r || r->done || !rpc_same_id(r, json_get(params, S("requestId"))))
         return;
     fail(&r->failed, MCP_CONNECTION_FAILED, "the server ended %s", r->method);
@@ -12399,6 +20740,8 @@ static void rpc_notice(server *s, str method, mcp_json params) {
         rpc_progress(s, params);
     else if (str_is(method, "notifications/message"))
         rpc_log(s, params);
+    else if (str_is(method, "notifications/elicitation/complete"))
+        input_completed(s, params);
     else if (str_is(method, "notifications/subscriptions/acknowledged"))
         rpc_acked(s, params);
     else if (str_is(method, "notifications/cancelled"))
@@ -12406,21 +20749,28 @@ static void rpc_notice(server *s, str method, mcp_json params) {
 }
 
 // A request of the server. Only the legacy era has them; ping must be
-// answered even while the handshake runs (lifecycle), for the others we have
-// declared no capability.
-static void rpc_serve(server *s, mcp_json root, buf *reply) {
+// answered even while the handshake runs (lifecycle). What the host is asked
+// is answered later, on whatever way there is by then.
+static mcp_code rpc_serve(server *s, mcp_json root, const request *bound,
+                          buf *reply) {
     mcp_json id = json_get(root, S("id"));
-    str method = mcp_view(json_get(root, S("method")));
+    size_t start = reply ? reply->len : 0;
+    mcp_code rc = MCP_OK;
+    bool asked = false;
 
-    if (s->modern || !reply) return;
-    if (mcp_typeof(id) != MCP_STRING && mcp_typeof(id) != MCP_NUMBER) return;
+    if (s->modern || !reply) return MCP_OK;
+    if (mcp_typeof(id) != MCP_STRING && mcp_typeof(id) != MCP_NUMBER)
+        return MCP_OK;
     buf_add(reply, S("{\"jsonrpc\":\"2.0\",\"id\":"));
     buf_add(reply, mcp_raw(id));
-    if (str_is(method, "ping"))
+    if (str_is(mcp_view(json_get(root, S("method"))), "ping"))
         buf_add(reply, S(",\"result\":{}}"));
     else
-        buf_add(reply, S(",\"error\":{\"code\":-32601,\"message\":\"Method "
-                         "not found\"}}"));
+        rc = served_new(s, root, bound, reply, &asked);
+    if (!asked || reply->err) return rc;
+    reply->len = start;
+    reply->ptr[start] = 0;
+    return rc;
 }
 
 // What was no message is only pointed at: a server may print millions of such
@@ -12520,23 +20870,22 @@ static void rpc_response(server *s, mcp_doc *doc, request *bound) {
 
     if (mcp_exists(id) && (error || mcp_exists(json_get(root, S("result")))))
         r = rpc_find(s, id);
-    if (!mcp_exists(id) && error) r = bound;
+    if (!mcp_exists(id) && error && bound && bound->waiting && !bound->done)
+        r = bound;
     if (r) rpc_settle(r, doc);
     else json_free(doc);
 }
 
-// One message from the server; an answer to it is appended to `reply`. A member
+// One message, trimmed; an answer to it is appended to `reply`. A member
 // "method" makes it a request or a notification, whatever its id equals: the
 // server's ids are a space of their own. What is no message is skipped, and see
-// rpc_keep_junk(); while the era is open so is all but answers. Fails only for
-// want of memory. (Batches of 2025-03-26 would be taken apart here.)
-static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
+// rpc_keep_junk(); while the era is open so is all but answers.
+static mcp_code rpc_message(server *s, str text, request *bound, buf *reply) {
     mcp_doc *doc = NULL;
     const char *why = "it is broken";
     mcp_json root, method;
     mcp_code rc;
 
-    text = str_trim(text);
     if (text.len == 0) return MCP_OK;
     if (*text.ptr != '{') {
         rpc_junk(s, text);
@@ -12549,7 +20898,8 @@ static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
     method = json_get(root, S("method"));
     if (mcp_typeof(method) == MCP_STRING) {
         if (s->probing) rpc_junk(s, text);
-        else if (mcp_exists(json_opt(root, S("id")))) rpc_serve(s, root, reply);
+        else if (mcp_exists(json_opt(root, S("id"))))
+            rc = rpc_serve(s, root, bound, reply);
         else rpc_notice(s, mcp_view(method), json_opt(root, S("params")));
     } else {
         if (!mcp_exists(json_get(root, S("id"))) &&
@@ -12559,7 +20909,54 @@ static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
         return MCP_OK;
     }
     json_free(doc);
-    return MCP_OK;
+    return rc;
+}
+
+// One of several: their answers stand in lines of `reply`. What does not fit
+// there is left out; a server that asks without end is not owed all of it.
+static mcp_code rpc_one_of(server *s, str text, request *bound, buf *reply) {
+    size_t before = reply->len, start;
+    mcp_code rc;
+
+    if (before) buf_byte(reply, '\n');
+    start = reply->len;
+    rc = rpc_message(s, text, bound, reply);
+    rpc_keep_junk(s);  // its bytes go with the array
+    if (reply->err == MCP_OUT_OF_MEMORY) return reply->err;
+    if (!reply->err && reply->len > start) return rc;
+    reply->err = MCP_OK;
+    reply->len = before;
+    if (reply->ptr) reply->ptr[before] = 0;
+    return rc;
+}
+
+// An array of messages: 2025-03-26 lets a server send them, no other version
+// does; in the legacy era they are taken whatever was agreed (fr.32). Each is a
+// message like any other, and each answer goes out by itself.
+static mcp_code rpc_batch(server *s, str text, request *bound, buf *reply) {
+    mcp_doc *doc = NULL;
+    mcp_code rc = json_parse(&s->m->mem, text, &doc, NULL, NULL);
+    mcp_json list = json_root(doc);
+
+    if (rc == MCP_OUT_OF_MEMORY) return rc;
+    if (rc || !mcp_length(list) || mcp_length(list) > LIMIT_BATCH) {
+        rpc_junk(s, text);
+        json_free(doc);
+        return MCP_OK;
+    }
+    for (mcp_json v = mcp_first(list); !rc && mcp_exists(v); v = mcp_next(v))
+        rc = rpc_one_of(s, mcp_raw(v), bound, reply);
+    json_free(doc);
+    return rc;
+}
+
+// What has come from the server: one message, or in the legacy era several; see
+// rpc_message(). Fails only for want of memory.
+static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
+    text = str_trim(text);
+    if (reply && !s->modern && !s->probing && str_starts(text, S("[")))
+        return rpc_batch(s, text, bound, reply);
+    return rpc_message(s, text, bound, reply);
 }
 
 //=============================================================================
@@ -12614,12 +21011,38 @@ typedef struct wire {
     char *session;       // Mcp-Session-Id, secret; or NULL
     uint32_t session_no;  // counts them
     bool lost;           // the server has forgotten the session
+    hex64 who;           // whose credentials its lists were asked with
+    int64_t listen_at;   // 19: subscribe again then; NEVER: no need
+    int listens;         // 19: how often that was done, with no news since
+    uint32_t listen_news;  // 19: what had been heard before the last time
 } wire;
 
 // One limit for lines, bodies and events. Far above what a tool returns, and
 // below what would hurt: a server that sends for ever meets it.
 static size_t wire_limit(const mcp *m) {
     return m->opt.max_message ? m->opt.max_message : LIMIT_MESSAGE;
+}
+
+// What happened below to a request that keeps its own name and purpose.
+static void wire_blame(request *r, const diag *why) {
+    mcp_operation op = r->failed.operation;
+
+    diag_copy(&r->failed, why);
+    r->failed.operation = op;
+    snprintf(r->failed.server, sizeof r->failed.server, "%s",
+             r->server->name);
+}
+
+// How long to wait before an attempt that follows so many: half as long again
+// each time, so that a server that is down is not hammered on. Where a server
+// asks for more than our most, it gets it.
+static int64_t wire_backoff(int64_t first, int times) {
+    int64_t wait = first;
+
+    if (wait > TIME_RETRY_MOST) wait = TIME_RETRY_MOST;
+    if (wait >= TIME_AGAIN_MOST) return wait;
+    while (times-- > 0 && wait < TIME_AGAIN_MOST) wait += wait / 2;
+    return wait < TIME_AGAIN_MOST ? wait : TIME_AGAIN_MOST;
 }
 
 #if USE_STDIO
@@ -12857,7 +21280,7 @@ static mcp_code wire_lines(wire *w, buf *reply) {
         else rc = rpc_take(w->server, line, NULL, reply);
         if (reply->len && !rc && !reply->err) {
             event_trace(w->server->m, w->server->name, true, buf_str(reply));
-            buf_byte(reply, '\n');
+            buf_byte(reply, '\n');  // several to a batch have theirs
             rc = wire_put(w, buf_str(reply));
         }
         buf_clear(reply);
@@ -12874,7 +21297,7 @@ static mcp_code wire_took(wire *w) {
     mcp_code rc;
     buf reply;
 
-    buf_init(&reply, &w->server->m->mem, LIMIT_DETAIL);
+    buf_init(&reply, &w->server->m->mem, LIMIT_REPLIES);
     rc = wire_lines(w, &reply);
     buf_free(&reply);
     if (w->in.len == 0 && w->in.cap > WIRE_KEEP) buf_free(&w->in);
@@ -12955,6 +21378,11 @@ static bool wire_read(wire *w) {
 //    one, where a notification has to go out as well.
 //  - Nothing is sent again here but what a server refused before it ran: in a
 //    session it has forgotten (404), or with a header it wants otherwise.
+//  - A post may outlive its HTTP exchange: an event stream of the legacy era
+//    that ends too soon is taken up again by a GET that names the last event
+//    (SEP-1699), after the time the server asks for. What ran is not repeated.
+//  - What the server does not let in waits, without its time running, until
+//    section 16f has a token, and goes out again: it was refused before it ran.
 //  - The DELETE outlives the wire, and so do notifications on their way; both
 //    have one second.
 //  - A stream that has brought its answer is read on for a moment, as its end
@@ -12977,10 +21405,21 @@ struct post {
     post *next, **list;
     post_kind kind;
     request *request;
-    http_xchg *x;
+    http_xchg *x;        // NULL: it waits, held or until `again_at`
     uint32_t session_no;  // it was sent in this session; 0: in none
-    bool streamed;     // its answer is an event stream
-    int64_t until;     // of what may not last
+    bool heard;          // the head of this answer has been looked at
+    bool streamed;       // this answer is an event stream
+    bool opened;         // one before it was
+    bool resumed;        // x goes on with the stream of a POST
+    bool held;           // it waits to be let in
+    int64_t again_at;    // go on with the stream then
+    int64_t until;       // of what may not last
+    uint32_t mark;       // the token it carries (section 16f)
+    auth_tries tries;    // of what is no request
+    buf body;            // of a notification, should it go again
+    buf place;           // the last event's id; empty: none
+    int64_t retry;       // what the server wants between two streams, or NEVER
+    int reopened;        // times in a row, without an event
 };
 
 // Ends the exchange where it stands; its request, if any, goes on without it.
@@ -12997,8 +21436,15 @@ static void post_free(post *p) {
     if (w && w->stream == p) w->stream = NULL;
     if (w && w->first == p) w->first = NULL;
     http_end(s->m, p->x);
+    buf_free(&p->body);
+    buf_free(&p->place);
     job_end(s->m, &p->job);
     mem_free(&s->m->mem, p, sizeof *p);
+}
+
+// Does it read a stream, instead of sending something?
+static bool post_gets(const post *p) {
+    return p->kind == POST_STREAM || p->resumed;
 }
 
 // transports/streamable-http, "Value Encoding": what is not plain ASCII, or
@@ -13032,7 +21478,7 @@ static void wire_encoded(mcp *m, buf *out, str name, str v) {
 }
 
 // Configured headers go first. The transport's own are not theirs to set:
-// servers compare them with the body (-32020). (A token would be added here.)
+// servers compare them with the body (-32020).
 static void wire_configured(const server *s, buf *out) {
     static const char *const own[] = {
         "accept", "content-type", "mcp-method", "mcp-name",
@@ -13076,15 +21522,18 @@ static void wire_name(mcp *m, buf *out, const request *r) {
 }
 
 // Which header goes with which message (Streamable HTTP 2.2; legacy: "Session
-// Management", "Protocol Version Header").
-static void wire_headers(const wire *w, buf *out, post_kind kind,
-                         const request *r) {
-    server *s = w->server;
+// Management", "Protocol Version Header", "Resumability").
+static void wire_headers(const post *p, buf *out) {
+    server *s = p->server;
+    const wire *w = s->wire;
+    const request *r = p->resumed ? NULL : p->request;
 
     wire_configured(s, out);
-    if (kind == POST_STREAM) {
+    if (post_gets(p)) {
         header_add(out, S("Accept"), S("text/event-stream"));
-    } else if (kind != POST_END) {
+        if (p->place.len)
+            header_add(out, S("Last-Event-ID"), buf_str(&p->place));
+    } else if (p->kind != POST_END) {
         header_add(out, S("Content-Type"), S("application/json"));
         header_add(out, S("Accept"),
                    S("application/json, text/event-stream"));
@@ -13096,56 +21545,154 @@ static void wire_headers(const wire *w, buf *out, post_kind kind,
     if (r && r->modern) {
         wire_encoded(s->m, out, S("Mcp-Method"), str_of(r->method));
         wire_name(s->m, out, r);
+        buf_add(out, r->headers);
     }
     if (w->session && !(r && rpc_is(r, "initialize")))
         header_add(out, S("Mcp-Session-Id"), str_of(w->session));
 }
 
-// Begin an exchange. A call that may not run twice is not "repeatable": it
-// takes a fresh connection rather than one that may be dead (section 12).
-static mcp_code post_start(wire *w, post_kind kind, request *r, str body,
-                           post **out) {
-    server *s = w->server;
+// An HTTP exchange for it, the first or another. A call that may not run twice
+// is not "repeatable": it takes a fresh connection rather than one that may be
+// dead (section 12).
+static mcp_code post_open(post *p, str body) {
+    server *s = p->server;
     mcp *m = s->m;
+    bool get = post_gets(p);
     http_ask a = {0};
-    post *p = mem_new(&m->mem, sizeof *p);
-    mcp_code rc;
+    mcp_code rc = MCP_OK;
     buf heads;
 
-    assert(w->http && s->now && s->wire == w);
-    if (out) *out = NULL;
-    if (!p) return MCP_OUT_OF_MEMORY;
+    assert(!p->x && !p->held && s->now && s->wire->http);
+    a.method = get ? "GET" : p->kind == POST_END ? "DELETE" : "POST";
     buf_init(&heads, &m->mem, LIMIT_HTTP_HEAD);
-    wire_headers(w, &heads, kind, r);
-    p->server = s;
-    p->kind = kind;
-    p->until = NEVER;
-    p->session_no = w->session ? w->session_no : 0;
-    a.method = kind == POST_STREAM ? "GET" : kind == POST_END ? "DELETE"
-                                                              : "POST";
+    wire_headers(p, &heads);
+    if (s->auth)
+        rc = auth_headers(s->auth, a.method, &s->now->url, &heads, &p->mark);
+    if (p->request) p->request->mark = p->mark;
+    p->heard = p->streamed = false;
     a.url = &s->now->url;
     a.headers = buf_str(&heads);
     a.body = body;
-    a.repeatable = !r || !r->once;
+    a.repeatable = get || !p->request || !p->request->once;
     a.max_body = wire_limit(m);
     // A request has a deadline of its own, and a stream has none.
-    a.deadline = kind == POST_NOTE ? m->loop.now + TIME_REQUEST : NEVER;
-    if (job_init(m, &p->job, w->post_step) && !heads.err)
-        p->x = http_start(m, &a, &p->job);
-    rc = heads.err ? heads.err : MCP_OUT_OF_MEMORY;
+    a.deadline = p->kind == POST_NOTE ? m->loop.now + TIME_REQUEST : NEVER;
+    if (!rc) rc = heads.err;
+    if (!rc && !(p->x = http_start(m, &a, &p->job))) rc = MCP_OUT_OF_MEMORY;
     buf_free(&heads);
-    p->list = kind == POST_END ? &s->farewells : &w->posts;
+    // Nobody waits for the last word, or for a stream to come back.
+    if (!rc)
+        http_hot(m, p->x, p->kind != POST_END &&
+                 (p->kind == POST_REQUEST || !p->opened));
+    return rc;
+}
+
+// What is held is not asked about again here: one look, by the server's own
+// step, tells all who wait what became of it.
+static bool wire_holds(const wire *w) {
+    for (const request *r = w->server->pending; r; r = r->next)
+        if (r->held) return true;
+    for (const post *p = w->posts; p; p = p->next)
+        if (p->held) return true;
+    return false;
+}
+
+// May something go to this server now? PENDING: hold it. Else `d` says why not.
+static mcp_code wire_admits(const wire *w, diag *d) {
+    if (!w->server->auth) return MCP_OK;
+    if (wire_holds(w)) return MCP_PENDING;
+    return auth_ready(w->server->auth, d);
+}
+
+// From now on its time does not run.
+static void wire_hold(request *r) {
+    assert(r->waiting && !r->held && !r->done);
+    r->held = true;
+    r->held_at = r->server->m->loop.now;
+    job_wake(r->server->m, &r->server->job);
+}
+
+// Let it wait until section 16f has done what it can.
+static void post_hold(post *p) {
+    http_end(p->server->m, p->x);
+    p->x = NULL;
+    p->held = true;
+    job_wake(p->server->m, &p->server->job);
+}
+
+// It is not let in, or there is no memory: `d` says it. Only the handshake's
+// notification has somebody who asks how it went.
+static void post_denied(post *p, const diag *d) {
+    wire *w = p->server->wire;
+    request *r = p->request;
+
+    if (r) {
+        wire_blame(r, d);
+        rpc_lost(r);
+    } else if (w->first == p) {
+        diag_copy(&w->noted, d);
+    }
+    job_wake(p->server->m, &p->server->job);
+    post_free(p);
+}
+
+// One that has no exchange yet, in the list it belongs to. NULL: no memory.
+static post *post_new(wire *w, post_kind kind, request *r) {
+    mcp *m = w->server->m;
+    post *p = mem_new(&m->mem, sizeof *p);
+
+    if (!p) return NULL;
+    p->server = w->server;
+    p->kind = kind;
+    p->request = r;
+    p->until = p->again_at = p->retry = NEVER;
+    p->session_no = w->session ? w->session_no : 0;
+    // A stream of news is not worth a browser window.
+    if (kind == POST_STREAM) p->tries.sign_ins = AUTH_NO_SIGN_IN;
+    buf_init(&p->body, &m->mem, SIZE_MAX);
+    buf_init(&p->place, &m->mem, LIMIT_SSE_LINE);
+    p->list = kind == POST_END ? &w->server->farewells : &w->posts;
     p->next = *p->list;
     *p->list = p;
-    if (p->x) {
-        p->request = r;
-        if (r) r->transport = p;
-        http_hot(m, p->x, kind != POST_END);
-        if (out) *out = p;
-        return MCP_OK;
-    }
+    if (r) r->transport = p;
+    if (job_init(m, &p->job, w->post_step)) return p;
     post_free(p);
-    return rc;
+    return NULL;
+}
+
+// Notifications and streams ask whether they are let in; a request was already,
+// and the last word needs nobody's leave.
+static mcp_code post_start(wire *w, post_kind kind, request *r, str body,
+                           post **out) {
+    server *s = w->server;
+    post *p = post_new(w, kind, r);
+    mcp_code rc = MCP_OK;
+    diag d;
+
+    assert(w->http && s->now && s->wire == w);
+    if (out) *out = p;
+    if (!p) return MCP_OUT_OF_MEMORY;
+    if (s->auth && kind == POST_NOTE) buf_add(&p->body, body);
+    if (p->body.err) {
+        post_free(p);
+        if (out) *out = NULL;
+        return MCP_OUT_OF_MEMORY;
+    }
+    diag_init(&d, &s->m->mem, &s->m->secrets);
+    if (kind == POST_NOTE || kind == POST_STREAM) rc = wire_admits(w, &d);
+    if (rc == MCP_PENDING) {
+        p->held = true;
+    } else if (rc) {
+        post_denied(p, &d);
+        if (out) *out = NULL;
+    } else if ((rc = post_open(p, body))) {
+        post_free(p);
+        if (out) *out = NULL;
+        diag_free(&d);
+        return rc;
+    }
+    diag_free(&d);
+    return MCP_OK;
 }
 
 // The request is answered or given up; a stream that brought the answer may
@@ -13156,7 +21703,7 @@ static void post_let_go(post *p) {
     assert(p->kind == POST_REQUEST && p->request);
     p->request->transport = NULL;
     p->request = NULL;
-    if (!p->streamed || http_now(p->x) != HTTP_STREAM) {
+    if (!p->x || !p->streamed || http_now(p->x) != HTTP_STREAM) {
         post_free(p);
         return;
     }
@@ -13166,9 +21713,26 @@ static void post_let_go(post *p) {
     job_at(m, &p->job, p->until);
 }
 
-// What it said with an HTTP status that is not success. 401 is where a sign-in
-// begins one day. Nothing here is retried: a 429 or 503 comes back to the
-// caller, with the time the server asks for (fr.72).
+// What the server says in words of its own, and when it wants to be asked
+// again.
+static void post_words(const post *p, diag *d) {
+    const http_head *h = http_answer(p->x);
+    str later = head_get(h, S("Retry-After"));
+    str type = head_get(h, S("Content-Type"));
+
+    if (later.len) {
+        fail_more(d, "Retry-After:");
+        rpc_words(p->server, d, later);
+    }
+    if (media_is(type, S("text/plain")) ||
+        media_is(type, S("application/json")))
+        rpc_words(p->server, d, http_body(p->x));
+    d->http_status = h->status;
+}
+
+// What it said with an HTTP status that is not success. Nothing here is
+// retried: a 429 or 503 comes back to the caller, with the time the server asks
+// for (fr.72).
 static mcp_code post_status(const post *p, diag *d) {
     static const struct {
         int status;
@@ -13179,7 +21743,7 @@ static mcp_code post_status(const post *p, diag *d) {
         {401, MCP_AUTHENTICATION_REQUIRED, "the server wants credentials"},
         {403, MCP_PERMISSION_DENIED, "the server forbids it"},
         {404, MCP_CONNECTION_FAILED, "nothing is found at this URL"},
-        {405, MCP_CONNECTION_FAILED, "the URL does not take POST"},
+        {405, MCP_CONNECTION_FAILED, "the URL does not take this method"},
         {408, MCP_TIMEOUT, "the server gave up waiting for the request"},
         {413, MCP_LIMIT_EXCEEDED, "the request is too large for the server"},
         {429, MCP_CONNECTION_FAILED, "the server has had too many requests"},
@@ -13187,43 +21751,70 @@ static mcp_code post_status(const post *p, diag *d) {
         {502, MCP_CONNECTION_FAILED, "a gateway does not reach the server"},
         {503, MCP_CONNECTION_FAILED, "the server is not available now"},
         {504, MCP_CONNECTION_FAILED, "a gateway waited too long"}};
-    const http_head *h = http_answer(p->x);
-    str later = head_get(h, S("Retry-After"));
-    str type = head_get(h, S("Content-Type"));
-    bool broken = h->status >= 500;
+    int status = http_answer(p->x)->status;
+    bool broken = status >= 500;
     mcp_code code = broken ? MCP_CONNECTION_FAILED : MCP_PROTOCOL_ERROR;
     const char *words = broken ? "the server has failed" : "not understood";
 
     for (size_t i = 0; i < COUNT(known); i++) {
-        if (known[i].status != h->status) continue;
+        if (known[i].status != status) continue;
         code = known[i].code;
         words = known[i].words;
     }
-    fail(d, code, "HTTP status %d: %s", h->status, words);
-    if (later.len) {
-        fail_more(d, "Retry-After:");
-        rpc_words(p->server, d, later);
-    }
-    if (media_is(type, S("text/plain")) ||
-        media_is(type, S("application/json")))
-        rpc_words(p->server, d, http_body(p->x));
-    d->http_status = h->status;
+    fail(d, code, "HTTP status %d: %s", status, words);
+    if (http_via(p->x))
+        fail_more(d, "the answer came through %s", http_via(p->x));
+    post_words(p, d);
     return code;
 }
 
+// Did the server ask for credentials, or for more of them, and is there a way
+// to get some? True: it may go again once it is let in. False: if it was such
+// an answer, `d` has the failure. (A 403 may be a plain refusal.)
+static bool post_challenged(post *p, auth_tries *tries, diag *d) {
+    const http_head *h = http_answer(p->x);
+
+    if (!p->server->auth || (h->status != 401 && h->status != 403))
+        return false;
+    if (auth_refused(p->server->auth, tries, p->mark, h, d) == MCP_PENDING)
+        return true;
+    if (!d->detail.len && d->code != MCP_OUT_OF_MEMORY) post_status(p, d);
+    else post_words(p, d);
+    return false;
+}
+
+// The same for a request, which was refused before it ran (RFC 9110 15.5.2,
+// 15.5.4), so it may go again even if it must not run twice: as a new one,
+// since ids are used once.
+static void post_challenged_request(post *p) {
+    request *r = p->request;
+
+    r->sent = false;
+    if (!post_challenged(p, &r->tries, &r->failed)) {
+        rpc_lost(r);
+        return;
+    }
+    r->id = ++r->server->m->last_id;
+    fail(&r->failed, MCP_OK, NULL);
+    r->failed.http_status = http_answer(p->x)->status;
+    wire_hold(r);
+}
+
 // A message in a body or an event. What the server asks unasked may want an
-// answer of ours, which is a POST of its own.
+// answer of ours, or several to a batch; each is a POST of its own.
 static mcp_code post_take(post *p, str text) {
     server *s = p->server;
+    str line, rest;
     mcp_code rc;
     buf reply;
 
-    buf_init(&reply, &s->m->mem, LIMIT_DETAIL);
+    buf_init(&reply, &s->m->mem, LIMIT_REPLIES);
     rc = rpc_take(s, text, p->request, &reply);
     rpc_keep_junk(s);
-    if (reply.len && !reply.err) {
-        event_trace(s->m, s->name, true, buf_str(&reply));
-        rc = post_start(s->wire, POST_NOTE, NULL, buf_str(&reply), NULL);
+    for (rest = buf_str(&reply); !rc && rest.len && !reply.err;) {
+        str_cut(rest, '\n', &line, &rest);
+        event_trace(s->m, s->name, true, line);
+        rc = post_start(s->wire, POST_NOTE, NULL, line, NULL);
     }
     buf_free(&reply);
     return rc;
@@ -13273,7 +21864,7 @@ static void post_refuse(const post *p, request *r, str body) {
         fail(&r->failed, MCP_PROTOCOL_ERROR,
              "%s was answered with HTTP status %d and no content", r->method,
              h->status);
-    else if (*body.ptr != '{')
+    else if (*body.ptr != '{' && *body.ptr != '[')
         fail(&r->failed, MCP_PROTOCOL_ERROR, "%s was answered with %s, "
              "which is not a JSON-RPC message", r->method,
              page ? "a web page" : "other content");
@@ -13292,13 +21883,19 @@ static void post_judge(post *p) {
     mcp_code rc = MCP_OK;
 
     assert(!r->done && http_now(p->x) == HTTP_DONE);
+    if (p->server->auth && (status == 401 || status == 403)) {
+        post_challenged_request(p);
+        return;
+    }
     if (status == 404 && post_session_lost(p, 404)) return;
-    if (body.len && *body.ptr == '{') rc = post_take(p, body);
+    if (body.len && (*body.ptr == '{' || *body.ptr == '['))
+        rc = post_take(p, body);
     if (r->again || (status == 400 && post_session_lost(p, 400))) return;
     if (rc && !r->done) fail(&r->failed, rc, NULL);
     else if (!r->done || (r->failed.code && (status == 401 || status == 403)))
         post_refuse(p, r, body);
     if (r->failed.code) r->failed.http_status = status;
+    if (status == 401 || status == 403) r->sent = false;  // it did not run
     if (!r->done) rpc_lost(r);
 }
 
@@ -13324,8 +21921,8 @@ static void post_session(post *p) {
 static void post_streaming(post *p) {
     request *r = p->request;
 
-    p->streamed = true;
-    if (!r) return;
+    p->streamed = p->opened = true;
+    if (!r || p->resumed) return;
     post_session(p);
     if (!rpc_is(r, "tools/call") || !r->grows) return;
     r->timeout = TIME_CALL;
@@ -13333,18 +21930,70 @@ static void post_streaming(post *p) {
         r->deadline = r->started + TIME_CALL;
 }
 
-// Take the events there are. An empty one only carries an id.
+// Take the events there are. An empty one only carries an id, the place from
+// which the stream can be taken up again (SEP-1699); an id that fits into no
+// header is none.
 static mcp_code post_events(post *p) {
     sse_event ev;
     mcp_code rc = MCP_OK;
 
-    while (!rc && http_event(p->x, &ev))
-        if (ev.data.len && str_is(ev.type, "message"))
+    while (!rc && http_event(p->x, &ev)) {
+        p->reopened = 0;
+        if (ev.has_id) buf_clear(&p->place);
+        if (ev.has_id && header_value_ok(ev.id)) buf_add(&p->place, ev.id);
+        rc = p->place.err;
+        if (!rc && ev.data.len && str_is(ev.type, "message"))
             rc = post_take(p, ev.data);
+    }
+    http_retry(p->x, &p->retry);
     return rc;
 }
 
+// Go on with the stream after a while: "retry" MUST be respected (transports,
+// "Sending Messages"). A server that asks for no pause gets a short one. False:
+// it has been tried often enough without any event.
+static bool post_later(post *p) {
+    mcp *m = p->server->m;
+    int64_t least = p->request ? TIME_AGAIN_LEAST : TIME_AGAIN;
+    int64_t first = p->retry != NEVER ? p->retry : TIME_AGAIN;
+
+    if (p->reopened >= LIMIT_REOPENS) return false;
+    http_end(m, p->x);
+    p->x = NULL;
+    p->again_at = m->loop.now +
+                  wire_backoff(first > least ? first : least, p->reopened++);
+    job_at(m, &p->job, p->again_at);
+    return true;
+}
+
+// Statuses after which it makes sense to ask again: what they say may be over
+// soon.
+static bool post_passing(int status) {
+    return status >= 500 || status == 408 || status == 429;
+}
+
+// The stream, or an attempt to go on with it, has ended. May another attempt
+// bring more? A server that has lost the stream, or never kept one, says so
+// with any other status.
+static bool post_goes_on(const post *p) {
+    mcp_code why = http_failure(p->x)->code;
+
+    if (http_now(p->x) == HTTP_FAILED)
+        return why != MCP_OUT_OF_MEMORY && why != MCP_LIMIT_EXCEEDED;
+    return p->streamed || post_passing(http_answer(p->x)->status);
+}
+
+// In the legacy era the end of a stream is not the end of the request, if its
+// events had ids: the server may want to be asked again later (polling), or a
+// proxy has cut the connection. "A clean EOF before the response is not an
+// error" there.
+static bool post_resumes(post *p) {
+    return !p->server->modern && p->place.len && post_goes_on(p) &&
+           post_later(p);
+}
+
 // It ended without an answer. The sockets' own words are the best there are.
+// What a sign-in could not mend is in r->failed already.
 static void post_broken(post *p, mcp_code rc) {
     request *r = p->request;
     http_state now = http_now(p->x);
@@ -13352,21 +22001,31 @@ static void post_broken(post *p, mcp_code rc) {
     if (rc) {
         fail(&r->failed, rc, NULL);
     } else if (now == HTTP_FAILED) {
-        char name[LIMIT_NAME + 1];
-        memcpy(name, r->failed.server, sizeof name);
-        diag_copy(&r->failed, http_failure(p->x));
-        memcpy(r->failed.server, name, sizeof name);
-    } else {
+        wire_blame(r, http_failure(p->x));
+    } else if (p->streamed) {
         fail(&r->failed, MCP_CONNECTION_FAILED,
              "the event stream ended before the answer to %s", r->method);
+    } else if (!r->failed.code) {
+        post_status(p, &r->failed);
     }
+    if (p->reopened >= LIMIT_REOPENS)
+        fail_more(&r->failed, "Its event stream was asked for %d more times "
+                  "in a row, and brought nothing.", p->reopened);
+    else if (p->resumed)
+        fail_more(&r->failed, "The event stream could not be taken up again.");
     rpc_lost(r);
 }
 
-// Whether a byte of it has left us is asked when it matters.
+// Whether a byte of it has left us is asked when it matters. Once its stream is
+// taken up again it certainly has.
 static void post_sent(request *r) {
     const post *p = r->transport;
-    if (p) r->sent = http_sent(p->x);
+    if (p && p->x && !p->resumed) r->sent = http_sent(p->x);
+}
+
+// The request has an answer, or no exchange of its own any more.
+static bool post_settled(const request *r) {
+    return r->done || r->again || r->held;
 }
 
 // A request's exchange has moved: its head, an event, its end. In the legacy
@@ -13382,41 +22041,78 @@ static void post_request_step(post *p) {
         rc = post_events(p);
         now = http_now(p->x);
         if (r->done) r->failed.http_status = http_answer(p->x)->status;
+    } else if (now == HTTP_DONE && !r->done && p->resumed) {
+        if (post_challenged(p, &r->tries, &r->failed)) {
+            post_hold(p);
+            return;
+        }
     } else if (now == HTTP_DONE && !r->done) {
         if (http_answer(p->x)->status < 300) post_session(p);
         if (!r->done) post_judge(p);  // no memory for the session
     }
-    if (!r->done && !r->again && (rc || now >= HTTP_DONE)) post_broken(p, rc);
-    if (r->done || r->again) post_let_go(p);
+    if (!post_settled(r) && (rc || now >= HTTP_DONE)) {
+        if (!rc && post_resumes(p)) return;
+        post_broken(p, rc);
+    }
+    if (post_settled(r)) post_let_go(p);
 }
 
 // A notification is taken (202) or not; only the first one, after which the
-// server expects requests, matters.
+// server expects requests, matters. Not let in, each of them goes once more.
 static void post_note_step(post *p) {
     wire *w = p->server->wire;
     http_state now = http_now(p->x);
+    diag d;
 
     if (now < HTTP_STREAM) return;  // a stream in answer is not read
-    if (w && w->first == p) {
-        if (now == HTTP_FAILED)
-            diag_copy(&w->noted, http_failure(p->x));
-        else if (http_answer(p->x)->status >= 300)
-            post_status(p, &w->noted);
+    diag_init(&d, &p->server->m->mem, &p->server->m->secrets);
+    if (now == HTTP_FAILED) {
+        diag_copy(&d, http_failure(p->x));
+    } else if (p->until == NEVER && post_challenged(p, &p->tries, &d)) {
+        post_hold(p);
+        diag_free(&d);
+        return;
+    } else if (http_answer(p->x)->status >= 300 && !d.code) {
+        post_status(p, &d);
     }
+    if (w && w->first == p && d.code) diag_copy(&w->noted, &d);
+    diag_free(&d);
     job_wake(p->server->m, &p->server->job);
     post_free(p);
 }
 
+// The GET stream has ended, or there is none. True: it will be asked for again.
+static bool post_stream_again(post *p) {
+    server *s = p->server;
+    bool answered = http_now(p->x) == HTTP_DONE && !p->streamed;
+    int status = http_answer(p->x)->status;
+    bool again = false;
+    diag d;
+
+    if (answered && (status == 401 || status == 403)) {
+        diag_init(&d, &s->m->mem, &s->m->secrets);
+        again = post_challenged(p, &p->tries, &d);
+        if (again) post_hold(p);
+        diag_free(&d);
+        return again;
+    }
+    if (p->opened) return post_goes_on(p) && post_later(p);
+    s->no_stream = answered && !post_passing(status);
+    return false;
+}
+
 // Optional: a server that has none says 405, others 404 or something else; some
-// never answer. One that opens late may have missed a change (fr.61). When it
-// ends, lists are simply asked for at each call; it is not opened again yet.
+// never answer. One that opens late, or again, may have missed a change
+// (fr.61); while there is none, lists are simply asked for at each call.
 static void post_stream_step(post *p) {
     server *s = p->server;
     http_state now = http_now(p->x);
     mcp_code rc = MCP_OK;
 
     if (now == HTTP_STREAM && !p->streamed) {
-        p->streamed = s->stream_open = true;
+        post_streaming(p);
+        s->stream_open = true;
+        p->tries.refreshes = p->tries.nonces = 0;
         http_hot(s->m, p->x, false);
         if (s->state == SERVER_READY) server_changed(s, ~0u, false);
         job_wake(s->m, &s->job);
@@ -13426,10 +22122,46 @@ static void post_stream_step(post *p) {
         now = http_now(p->x);
     }
     if (!rc && now < HTTP_DONE) return;
-    if (!p->streamed && now == HTTP_DONE) s->no_stream = true;
     s->stream_open = false;
     job_wake(s->m, &s->job);
-    post_free(p);
+    if (rc || !post_stream_again(p)) post_free(p);
+}
+
+// It has no exchange: is it time for one? In another session the server knows
+// nothing of the stream.
+static void post_waiting_step(post *p) {
+    wire *w = p->server->wire;
+    mcp_code rc;
+    diag d;
+
+    if (p->request && p->request->done) {
+        post_let_go(p);
+        return;
+    }
+    if (p->held || w->server->m->loop.now < p->again_at) return;
+    p->again_at = NEVER;
+    p->resumed = p->request != NULL;
+    diag_init(&d, &w->server->m->mem, &w->server->m->secrets);
+    if (p->session_no != (w->session ? w->session_no : 0))
+        rc = fail(&d, MCP_CONNECTION_FAILED,
+                  "the session ended before the answer came");
+    else
+        rc = wire_admits(w, &d);
+    if (rc == MCP_PENDING) p->held = true;
+    else if (!rc && (rc = post_open(p, S("")))) fail(&d, rc, NULL);
+    if (rc && rc != MCP_PENDING) post_denied(p, &d);
+    diag_free(&d);
+}
+
+// Section 16f wants to see each answer: it may bring a nonce for the next
+// request (RFC 9449 8.2), and proves a token good.
+static void post_hear(post *p) {
+    const server *s = p->server;
+    http_state now = http_now(p->x);
+
+    if (p->heard || now < HTTP_BODY || now == HTTP_FAILED) return;
+    p->heard = true;
+    if (s->auth && p->until == NEVER) auth_heard(s->auth, http_answer(p->x));
 }
 
 // Each exchange is a job, so one that moves costs nothing for the others.
@@ -13440,6 +22172,11 @@ static void post_step(mcp *m, job *j) {
         post_free(p);
         return;
     }
+    if (!p->x) {
+        post_waiting_step(p);
+        return;
+    }
+    post_hear(p);
     switch (p->kind) {
     case POST_REQUEST: post_request_step(p); return;
     case POST_STREAM: post_stream_step(p); return;
@@ -13456,6 +22193,29 @@ static void post_step(mcp *m, job *j) {
     }
 }
 
+// Of what waits to be let in, one, or NULL.
+static post *post_held(const wire *w) {
+    post *p = w->posts;
+    while (p && !p->held) p = p->next;
+    return p;
+}
+
+// They are let in, or told why not.
+static void post_let_in(wire *w, mcp_code rc, const diag *d) {
+    diag own;
+    post *p;
+
+    diag_init(&own, &w->server->m->mem, &w->server->m->secrets);
+    while ((p = post_held(w))) {
+        mcp_code err = rc;
+        p->held = false;
+        if (!err) err = post_open(p, buf_str(&p->body));
+        if (err && !rc) fail(&own, err, NULL);
+        if (err) post_denied(p, rc ? d : &own);
+    }
+    diag_free(&own);
+}
+
 // w->text holds the body.
 static void post_send(wire *w, request *r) {
     mcp_code rc = post_start(w, POST_REQUEST, r, buf_str(&w->text), NULL);
@@ -13468,9 +22228,10 @@ static void post_send(wire *w, request *r) {
 
 // Give up the exchange; `text` is what a legacy server is told about it.
 static void post_cancel(wire *w, request *r, str text) {
-    post *p = r->transport;
+    post *p = r->transport, *note = NULL;
 
-    if (text.len) post_start(w, POST_NOTE, NULL, text, NULL);
+    if (text.len) post_start(w, POST_NOTE, NULL, text, &note);
+    if (note) note->tries.sign_ins = AUTH_NO_SIGN_IN;
     if (p) post_free(p);
     if (r->waiting) rpc_unlink(r);  // no other way for an answer
 }
@@ -13485,7 +22246,7 @@ static void post_close(wire *w) {
 
     for (post *p = w->posts; p; p = next) {
         next = p->next;
-        if (p->kind != POST_NOTE || p == w->first) {
+        if (p->kind != POST_NOTE || p == w->first || !p->x) {
             post_free(p);
             continue;
         }
@@ -13530,6 +22291,16 @@ static void wire_listen(wire *w) {
         post_start(w, POST_STREAM, NULL, S(""), &w->stream);
 }
 
+// Does the handshake wait to be let in, with its request or its notification?
+static bool wire_stands(const wire *w, const request *r) {
+    return (r && r->held) || (w->first && w->first->held);
+}
+
+// Something of ours besides requests: a POST of its own.
+static mcp_code post_say(wire *w, str text) {
+    return post_start(w, POST_NOTE, NULL, text, NULL);
+}
+
 #else  // without HTTP nothing sets wire.http
 
 static void post_init(wire *w) {
@@ -13567,6 +22338,34 @@ static void wire_forget_session(wire *w) {
 
 static void wire_listen(wire *w) {
     (void)w;
+}
+
+static bool wire_stands(const wire *w, const request *r) {
+    (void)w, (void)r;
+    return false;
+}
+
+static mcp_code post_say(wire *w, str text) {
+    (void)w, (void)text;
+    return MCP_NOT_BUILT;
+}
+
+static bool wire_holds(const wire *w) {
+    (void)w;
+    return false;
+}
+
+static mcp_code wire_admits(const wire *w, diag *d) {
+    (void)w, (void)d;
+    return MCP_OK;
+}
+
+static void wire_hold(request *r) {
+    (void)r;
+}
+
+static void post_let_in(wire *w, mcp_code rc, const diag *d) {
+    (void)w, (void)rc, (void)d;
 }
 
 #endif
@@ -13616,10 +22415,11 @@ static void wire_expire(wire *w) {
     request *next;
 
     for (request *r = w->server->pending; r; r = next) {
+        bool still = w->server->still && !r->abandoned;
         next = r->next;
-        if (r->done && !r->abandoned) continue;
-        if (m->loop.now < r->deadline) {
-            if (r->deadline < at) at = r->deadline;
+        if (r->held || (r->done && !r->abandoned)) continue;
+        if (still || m->loop.now < r->deadline) {
+            if (!still && r->deadline < at) at = r->deadline;
             hot |= !r->abandoned;
         } else if (r->abandoned) {
             rpc_delete(r);
@@ -13704,7 +22504,7 @@ static mcp_code wire_open(server *s, bool probe, diag *d) {
     assert(!s->wire);
     if (!w) return fail(d, MCP_OUT_OF_MEMORY, NULL);
     w->server = s;
-    w->heard = NEVER;
+    w->heard = w->listen_at = NEVER;
     buf_init(&w->in, &m->mem, size_add(wire_limit(m), WIRE_READ_MOST + 1));
     buf_init(&w->out, &m->mem, size_add(wire_limit(m), WIRE_READ_MOST));
     buf_init(&w->text, &m->mem, SIZE_MAX);
@@ -13751,10 +22551,9 @@ static bool wire_alive(server *s) {
     return !w->over && !w->lost;
 }
 
-// Send a request that is pending. Whatever goes wrong ends it, done, so there
-// is one place where callers look. On a stream it is written here and now: one
+// Send a request that is let in. On a stream it is written here and now: one
 // system call, and what the pipe does not take is queued.
-static void wire_send(request *r) {
+static void wire_pass(request *r) {
     server *s = r->server;
     wire *w = s->wire;
     mcp_code rc;
@@ -13790,6 +22589,63 @@ static void wire_send(request *r) {
     rpc_lost(r);
 }
 
+// Send a request that is pending. Whatever goes wrong ends it, done, so there
+// is one place where callers look.
+static void wire_send(request *r) {
+    const wire *w = r->server->wire;
+    mcp_code rc = MCP_OK;
+
+    if (w && w->http && !w->over) rc = wire_admits(w, &r->failed);
+    if (!rc) wire_pass(r);
+    else if (rc == MCP_PENDING) wire_hold(r);
+    else rpc_lost(r);
+}
+
+// Whose credentials are used now? Lists may depend on them.
+static void wire_identify(server *s) {
+    hex64 who;
+
+    if (!s->auth) return;
+    auth_identity(s->auth, who);
+    if (strcmp(who, s->wire->who) == 0) return;
+    memcpy(s->wire->who, who, sizeof who);
+    if (s->state == SERVER_READY) server_changed(s, ~0u, false);
+}
+
+// A request that waits to be let in. Each is looked up anew, since sending may
+// end others. While a session is renewed only what belongs to the handshake may
+// go: a call would be the first message of the new one.
+static request *wire_held(const server *s, bool all) {
+    request *r = s->pending;
+    while (r && !(r->held && (all || r->owner == &s->job))) r = r->next;
+    return r;
+}
+
+// Section 16f may have news for those who wait: they go out, with the time
+// they had left, or are all told the same failure.
+static void wire_let_in(server *s) {
+    mcp_code rc;
+    request *r;
+    diag d;
+
+    if (!s->auth || s->wire->ended || !wire_holds(s->wire)) return;
+    diag_init(&d, &s->m->mem, &s->m->secrets);
+    rc = auth_ready(s->auth, &d);
+    if (rc != MCP_PENDING) {
+        if (!rc) wire_identify(s);
+        while ((r = wire_held(s, rc || s->state == SERVER_READY))) {
+            r->held = false;
+            rpc_shift(r, r->held_at);
+            d.http_status = r->failed.http_status;  // how it was refused
+            wire_blame(r, &d);
+            if (rc) rpc_lost(r);
+            else wire_pass(r);
+        }
+        post_let_in(s->wire, rc, &d);
+    }
+    diag_free(&d);
+}
+
 // Once more, after a refusal before execution, as a new request.
 static void wire_send_again(request *r) {
     r->id = ++r->server->m->last_id;
@@ -13817,6 +22673,22 @@ static void wire_note(wire *w, str text) {
         wire_fail(w, MCP_OUT_OF_MEMORY);
     }
 }
+
+// A message of ours that nobody waits for: an answer to what the server asked.
+// What cannot be sent is lost with the connection.
+static void wire_say(server *s, str text) {
+    wire *w = s->wire;
+
+    if (!w || w->over) return;
+    event_trace(s->m, s->name, true, text);
+    buf_clear(&w->text);
+    buf_add(&w->text, text);
+    if (!w->http) buf_byte(&w->text, '\n');
+    if (w->text.err || (w->http ? post_say(w, buf_str(&w->text))
+                                : wire_put(w, buf_str(&w->text))))
+        wire_fail(w, MCP_OUT_OF_MEMORY);
+}
+
 //=============================================================================
 // MARK: - 19 Protocol
 //
@@ -13832,6 +22704,8 @@ static void wire_note(wire *w, str text) {
 //  - HTTP and the caller's stream: discover is tried on the connection itself.
 //  - Only three errors prove a modern server. Anything else it says is taken
 //    for legacy; a network failure, 401, 403 or 5xx is no verdict at all.
+//  - A server that wants to know who we are first is answered by section 16f
+//    meanwhile; what it was asked is then asked once more, era and all.
 //  - A verdict is kept for a day, and forgotten when it proves wrong. One that
 //    rests on silence is kept only if the handshake after it succeeds.
 //
@@ -13862,6 +22736,7 @@ typedef struct handshake {  // one attempt to connect
     secret_run *secrets;
     request *rq;         // server/discover or initialize
     int64_t deadline;    // of the whole attempt
+    int64_t held_at;     // since then it stands still; NEVER: it does not
     int64_t began;       // when rq was sent
     int64_t stream_by;   // wait so long for the stream of changes
     int64_t nap;         // between two looks at the old process
@@ -13941,6 +22816,7 @@ static void request_free(mcp *m, request *r) {
     assert(!r->abandoned);
     r->owner = NULL;
     if (!r->done && !r->abandoned) wire_cancel(r);
+    if (!r->done || r->failed.code) served_give_up(s, r->op_id);
     if (r->transport) post_free(r->transport);
     if (!r->waiting || !r->sent || !s->wire || s->wire->http ||
         s->wire->over) {
@@ -14132,6 +23008,15 @@ static verdict era_judge(server *s, request *r) {
     return VERDICT_LEGACY;
 }
 
+static handshake *handshake_new(server *s) {
+    handshake *h = mem_new(&s->m->mem, sizeof *h);
+
+    if (!h) return NULL;
+    diag_init(&h->first, &s->m->mem, &s->m->secrets);
+    h->held_at = NEVER;
+    return h;
+}
+
 // A request that is still on its way is left to itself (a probe, initialize),
 // as neither may be cancelled.
 static void handshake_free(server *s) {
@@ -14154,6 +23039,8 @@ static void server_drop(server *s, const diag *why) {
         s->listen = NULL;
     }
     wire_close(s, why);
+    auth_free(s->auth);
+    s->auth = NULL;
     resolved_free(s->now);
     s->now = NULL;
     s->version[0] = 0;
@@ -14223,8 +23110,10 @@ static void connect_ask(server *s) {
     if (h->legacy) {
         s->version[0] = 0;
         if (!h->offer) h->offer = rpc_best_version((mcp_json){NULL, 0}, false);
-        buf_fmt(&params, "{\"protocolVersion\":\"%s\",\"capabilities\":{},"
-                         "\"clientInfo\":", h->offer);
+        buf_fmt(&params, "{\"protocolVersion\":\"%s\",\"capabilities\":",
+                h->offer);
+        rpc_capabilities(s->m, h->offer, &params);
+        buf_add(&params, S(",\"clientInfo\":"));
         rpc_client(s->m, &params);
         buf_byte(&params, '}');
     } else if (!s->version[0]) {
@@ -14374,8 +23263,20 @@ static void connect_probe(server *s) {
     connect_probed(s, VERDICT_LEGACY);
 }
 
+// A URL whose definition has no Authorization header of its own may want a
+// sign-in. False: no memory.
+static bool connect_auth(server *s) {
+    if (s->auth || !config_uses_oauth(s->config)) return true;
+    s->auth = auth_new(s->m, s->config, s->now, &s->job);
+    return s->auth != NULL;
+}
+
 static void connect_start(server *s) {
     if (connect_waits(s)) return;
+    if (!connect_auth(s)) {
+        connect_no_memory(s);
+        return;
+    }
     if (wire_open(s, false, &s->failed)) {
         connect_fail(s);
         return;
@@ -14437,13 +23338,21 @@ static void connect_done(server *s) {
     era_store(s, s->modern ? ERA_MODERN : ERA_LEGACY, true);
     handshake_free(s);
     job_at(s->m, &s->job, NEVER);
+    wire_identify(s);
     if (renewal) server_changed(s, ALL_LISTS, false);
     server_enter(s, SERVER_READY);
 }
 
+// How many changes of lists the server has told us of so far.
+static uint32_t server_news(const server *s) {
+    uint32_t n = 0;
+    for (int k = 0; k < LIST_KINDS; k++) n += s->noted[k];
+    return n;
+}
+
 // subscriptions/listen for the lists of which the server tells changes. It has
-// no deadline and is never sent again by itself.
-static void connect_subscribe(server *s) {
+// no deadline. False: no memory.
+static bool server_subscribe(server *s) {
     static const struct {
         uint32_t bit;
         const char *name;
@@ -14465,26 +23374,38 @@ static void connect_subscribe(server *s) {
     a.owner = &s->job;
     s->listen = params.err ? NULL : rpc_new(s, &a);
     buf_free(&params);
-    if (!s->listen) {
-        connect_no_memory(s);
-        return;
-    }
+    if (!s->listen) return false;
+    s->wire->listen_at = NEVER;
+    s->wire->listen_news = server_news(s);
     rpc_begin(s->listen, NEVER);
     wire_send(s->listen);
+    return true;
+}
+
+// Does the host answer what a server of the legacy era asks over HTTP? Such a
+// question may come on the GET stream while a POST waits.
+static bool server_is_asked(const server *s) {
+    return questions_taken(s->m, MCP_ASK_ELICIT) ||
+           questions_taken(s->m, MCP_ASK_SAMPLE) ||
+           questions_taken(s->m, MCP_ASK_ROOTS);
 }
 
 // Ask for what carries changes of lists. On stdio that is, in the legacy era,
 // the pipe itself.
 static void connect_listen(server *s) {
     handshake *h = s->handshake;
+    bool told = s->caps & CAPS_CHANGED;
 
     h->listening = true;
     h->stream_by = s->m->loop.now + TIME_STREAM_HEAD;
     job_wake(s->m, &s->job);
-    if (!(s->caps & CAPS_CHANGED)) return;
-    if (s->modern) connect_subscribe(s);
-    else if (s->wire->http) wire_listen(s->wire);
-    else s->stream_open = true;
+    if (s->modern && told) {
+        if (!server_subscribe(s)) connect_no_memory(s);
+    } else if (s->wire->http && !s->modern) {
+        if (told || server_is_asked(s)) wire_listen(s->wire);
+    } else if (told) {
+        s->stream_open = true;
+    }
 }
 
 // The first call waits a moment for that stream, so that what it lists can be
@@ -14692,16 +23613,16 @@ static void connect_shake(server *s) {
 // The server has forgotten the session: greet it again. Calls that it refused
 // wait, and go out again afterwards.
 static void server_renew(server *s) {
-    handshake *h = mem_new(&s->m->mem, sizeof *h);
+    handshake *h = handshake_new(s);
 
     if (!h) {
         wire_fail(s->wire, MCP_OUT_OF_MEMORY);
         return;
     }
-    diag_init(&h->first, &s->m->mem, &s->m->secrets);
     h->legacy = h->renewal = true;
     h->deadline = s->m->loop.now + server_patience(s);
     s->handshake = h;
+    while (s->served) served_free(s, s->served);  // it has forgotten those too
     wire_forget_session(s->wire);
     server_enter(s, SERVER_HANDSHAKE);
     job_at(s->m, &s->job, h->deadline);
@@ -14725,6 +23646,41 @@ static request *server_refused(const server *s) {
     return r;
 }
 
+// Is the subscription worth another? One that the server has granted is, and
+// one whose connection broke; one that was refused is not.
+static bool server_listens_again(const request *r) {
+    int status = r->failed.http_status;
+
+    if (r->acked) return true;
+    return r->failed.code == MCP_CONNECTION_FAILED &&
+           (!status || status >= 500 || status == 429);
+}
+
+// The subscription has ended: lists are asked for at each call until there is
+// another (fr.96), whose acknowledgement makes them all doubtful. Never at
+// once, and not for ever if it only ends again.
+static void server_unlisten(server *s) {
+    wire *w = s->wire;
+    bool again = server_listens_again(s->listen);
+
+    request_free(s->m, s->listen);
+    s->listen = NULL;
+    s->stream_open = false;
+    if (server_news(s) != w->listen_news) w->listens = 0;
+    if (!again || w->listens >= LIMIT_REOPENS) return;
+    w->listen_at = s->m->loop.now + wire_backoff(TIME_AGAIN, w->listens++);
+}
+
+// Without memory it is tried again at its next time.
+static void server_listen_again(server *s) {
+    wire *w = s->wire;
+
+    if (w->listen_at == NEVER) return;
+    if (s->m->loop.now >= w->listen_at && !server_subscribe(s))
+        w->listen_at = s->m->loop.now + TIME_AGAIN_MOST;
+    job_at(s->m, &s->job, w->listen_at);
+}
+
 static void server_look(server *s) {
     request *r;
 
@@ -14735,11 +23691,8 @@ static void server_look(server *s) {
         server_ended(s);
         return;
     }
-    if (s->listen && s->listen->done) {
-        request_free(s->m, s->listen);
-        s->listen = NULL;
-        s->stream_open = false;
-    }
+    if (s->listen && s->listen->done) server_unlisten(s);
+    server_listen_again(s);
     while ((r = server_refused(s))) wire_send_again(r);
 }
 
@@ -14749,12 +23702,50 @@ static void server_leave(server *s) {
     else job_at(s->m, &s->job, s->m->loop.now + TIME_HOT_TURN);
 }
 
+// While a token is fetched, or a person signs in, the attempt's time stands
+// still: 120 s for a person do not fit into 15.
+static bool connect_stands(server *s) {
+    handshake *h = s->handshake;
+    int64_t now = s->m->loop.now;
+    bool held = s->wire && wire_stands(s->wire, h->rq);
+
+    if (held && h->held_at == NEVER) {
+        h->held_at = now;
+        job_at(s->m, &s->job, NEVER);
+    }
+    if (!held && h->held_at != NEVER) {
+        h->deadline += now - h->held_at;
+        h->held_at = NEVER;
+        job_at(s->m, &s->job, h->deadline);
+    }
+    return held;
+}
+
+// Send what the host has answered by now. With the last answer the deadlines
+// go on.
+static void server_reply(server *s) {
+    buf text;
+
+    if (!s->served && !s->thawed) return;
+    buf_init(&text, &s->m->mem, SIZE_MAX);
+    while (s->wire && served_take(s, &text)) {
+        if (text.err) wire_fail(s->wire, text.err);
+        else wire_say(s, buf_str(&text));
+        buf_free(&text);
+    }
+    buf_free(&text);
+    if (s->thawed && s->wire && !s->wire->ended) wire_expire(s->wire);
+    s->thawed = false;
+}
+
 // One step of the machine. A step may end the attempt, so the handshake is
 // looked for again afterwards. The deadline comes last, after what came in.
 static void server_step(mcp *m, job *j) {
     server *s = (server *)(void *)j;
 
     (void)m;
+    if (s->wire) wire_let_in(s);
+    server_reply(s);
     switch (s->state) {
     case SERVER_OFF:
     case SERVER_FAILED: return;
@@ -14766,6 +23757,7 @@ static void server_step(mcp *m, job *j) {
     case SERVER_HANDSHAKE: connect_shake(s); break;
     }
     if (!s->handshake || s->state == SERVER_SECRETS) return;
+    if (connect_stands(s)) return;
     if (m->loop.now >= s->handshake->deadline) connect_late(s);
     else if (s->job.at == NEVER) job_at(m, &s->job, s->handshake->deadline);
 }
@@ -14794,11 +23786,10 @@ static void server_hear(server *s) {
 // unset variable breaks this server only, and only when it is used.
 static mcp_code server_begin(server *s, uint32_t *ticket, diag *d) {
     mcp *m = s->m;
-    handshake *h = mem_new(&m->mem, sizeof *h);
+    handshake *h = handshake_new(s);
 
     assert(!s->wire && !s->handshake && !s->now);
     if (!h) return fail(d, MCP_OUT_OF_MEMORY, NULL);
-    diag_init(&h->first, &m->mem, &m->secrets);
     h->deadline = NEVER;
     h->nap = 1;
     s->handshake = h;
@@ -15045,6 +24036,7 @@ typedef struct item {          // a tool, resource, template or prompt
     str title, description;    // sanitised; description never empty
     str uri, mime;             // resource URI or URI template
     str schema;                // inputSchema; its root has a type
+    bool mirrors;              // some arguments go into headers as well
     str raw;                   // the whole descriptor, verbatim
     hex64 hash;                // of the schema (tools)
 } item;
@@ -15099,6 +24091,9 @@ typedef struct catalog {
     bool live;           // listed by this process
     bool aged;           // from a file too old for anything but a snapshot
     bool spoilt;         // its file is damaged
+    bool private;        // for the holder of these credentials alone:
+    hex64 holder;        // which they are; "" without any
+    hex64 stem;          // of its two cache files; "": there are none
 } catalog;
 
 // The shared work of one list of one server. It stays while the server does.
@@ -15298,6 +24293,109 @@ static const char *descriptor_schema_fault(mcp_json tool) {
     if (mcp_raw(schema).len > LIMIT_SCHEMA)
         return "its inputSchema is larger than 64 KiB";
     return NULL;
+}
+
+// The headers that mirror arguments of a tool (MCP 2026-07-28, Streamable HTTP,
+// "Custom Headers from Tool Parameters"), while its schema is walked.
+typedef struct mirrors {
+    str names[LIMIT_MIRRORS];
+    uint32_t n;
+    const char *fault;
+} mirrors;
+
+typedef enum mirror_place {
+    MIRROR_ROOT,
+    MIRROR_PROPERTY,  // reached through "properties" alone
+    MIRROR_ELSEWHERE
+} mirror_place;
+
+// One annotation: what makes it unusable, or its name among the others. Two
+// that differ in case alone are one header.
+static const char *mirror_take(mirrors *x, mcp_json schema, mcp_json v,
+                               mirror_place place) {
+    static const char *const types[] = {"string", "integer", "boolean"};
+    str type = mcp_view(json_get(schema, S("type"))), name = mcp_view(v);
+    size_t i = 0;
+
+    if (name.len > LIMIT_TOOL_NAME || !header_name_ok(name))
+        return "its x-mcp-header is not the name of a header";
+    if (place != MIRROR_PROPERTY)
+        return "its x-mcp-header is not at a property that is always in the "
+               "same place";
+    while (i < COUNT(types) && !str_is(type, types[i])) i++;
+    if (i == COUNT(types))
+        return "its x-mcp-header is at a property that is no string, integer "
+               "or boolean";
+    for (uint32_t k = 0; k < x->n; k++)
+        if (str_eq_nocase(name, x->names[k]))
+            return "two properties have the same x-mcp-header";
+    if (x->n == LIMIT_MIRRORS) return "it has more than 100 x-mcp-header";
+    x->names[x->n++] = name;
+    return NULL;
+}
+
+// Where a schema holds others. What is not listed holds values (a default, an
+// example), in which the word would mean nothing.
+static const struct {
+    const char *name;
+    bool map;  // an object of schemas; else one, or a list of them
+} mirror_keywords[] = {
+    {"properties", true},          {"patternProperties", true},
+    {"$defs", true},               {"definitions", true},
+    {"dependentSchemas", true},    {"dependencies", true},
+    {"items", false},              {"prefixItems", false},
+    {"additionalItems", false},    {"unevaluatedItems", false},
+    {"contains", false},           {"additionalProperties", false},
+    {"propertyNames", false},      {"unevaluatedProperties", false},
+    {"allOf", false},              {"anyOf", false},
+    {"oneOf", false},              {"not", false},
+    {"if", false},                 {"then", false},
+    {"else", false},               {"contentSchema", false},
+};
+
+// All annotations of a schema, also at places where they may not stand: one of
+// those spoils the tool. A reference is not followed: what it leads to stands
+// in the same text, and anything else is never fetched (fr.29).
+static void mirror_walk(mirrors *x, mcp_json schema, mirror_place place) {
+    mcp_json v = json_get(schema, S("x-mcp-header"));
+
+    if (mcp_exists(v) && !x->fault)
+        x->fault = mirror_take(x, schema, v, place);
+    if (mcp_typeof(schema) != MCP_OBJECT) return;
+    for (v = mcp_first(schema); mcp_exists(v) && !x->fault; v = mcp_next(v)) {
+        mirror_place below = MIRROR_ELSEWHERE;
+        size_t i = 0;
+        while (i < COUNT(mirror_keywords) &&
+               !str_is(json_key(v), mirror_keywords[i].name))
+            i++;
+        if (i == COUNT(mirror_keywords)) continue;
+        if (i == 0 && place != MIRROR_ELSEWHERE) below = MIRROR_PROPERTY;
+        if (!mirror_keywords[i].map && mcp_typeof(v) == MCP_OBJECT) {
+            mirror_walk(x, v, below);
+            continue;
+        }
+        for (mcp_json e = mcp_first(v); mcp_exists(e); e = mcp_next(e))
+            mirror_walk(x, e, below);
+    }
+}
+
+// Why the annotations of a tool cannot be used; *any: it has some that can.
+// Most have none, and a text without the word needs no walk. (A backslash may
+// spell it.)
+static const char *mirror_fault(mcp_json tool, bool *any) {
+    mcp_json schema = json_opt(tool, S("inputSchema"));
+    str raw = mcp_raw(schema);
+    mirrors x;
+
+    *any = false;
+    if (!raw.len || (str_find(raw, S("x-mcp-header")) == SIZE_MAX &&
+                     !memchr(raw.ptr, '\\', raw.len)))
+        return NULL;
+    x.n = 0;
+    x.fault = NULL;
+    mirror_walk(&x, schema, MIRROR_ROOT);
+    *any = x.n && !x.fault;
+    return x.fault;
 }
 
 // RFC 3986 3.1. Only an absolute URI means something without a base, and there
@@ -15501,13 +24599,22 @@ static mcp_code catalog_room(catalog *c, uint32_t n) {
     return MCP_OK;
 }
 
+// Are arguments mirrored here at all? Elsewhere the annotation means nothing.
+static bool catalog_mirrors(const server *s, list_kind k) {
+    return k == LIST_TOOLS && s->modern && s->config &&
+           s->config->transport == TRANSPORT_HTTP;
+}
+
 // Take a descriptor, unless there is a fault or the filters hide it.
 static mcp_code catalog_add(catalog *c, mcp_json v, const char **why) {
     const server_config *def = c->server->config;
     catalog_entry *e, *twin;
+    bool any;
     str key;
 
     *why = descriptor_fault(c->kind, v, &key);
+    if (!*why && catalog_mirrors(c->server, c->kind))
+        *why = mirror_fault(v, &any);
     if (*why) {
         catalog_skip(c, key, *why);
         return MCP_OK;
@@ -15656,13 +24763,14 @@ static bool catalog_fill(catalog *c, const catalog_entry *e, item *it) {
                              true);
     if (c->kind == LIST_TOOLS)
         it->schema = catalog_schema(c, json_opt(e->v, S("inputSchema")));
+    if (c->kind == LIST_TOOLS) mirror_fault(e->v, &it->mirrors);
     return !c->arena.err;
 }
 
-// Both files. False: one of them is there and stays.
-static bool catalog_remove(server *s) {
-    bool ok = cache_remove(s->m, s->identity, ".json");
-    return cache_remove(s->m, s->identity, ".idx") && ok;
+// Both files of a catalog. False: one of them is there and stays.
+static bool catalog_remove(server *s, const char *stem) {
+    bool ok = cache_remove(s->m, stem, ".json");
+    return cache_remove(s->m, stem, ".idx") && ok;
 }
 
 // A damaged file is found late, by a hit that is not what the index says. The
@@ -15670,7 +24778,7 @@ static bool catalog_remove(server *s) {
 static bool catalog_condemn(catalog *c) {
     c->spoilt = true;
     catalog_warn(c->server, "the tool cache was damaged and is removed");
-    catalog_remove(c->server);
+    catalog_remove(c->server, c->stem);
     return false;
 }
 
@@ -15736,7 +24844,10 @@ static bool catalog_find(catalog *c, str name_or_uri, item *out) {
 // file.
 //
 // The name is the identity of the server's definition, so another filter or
-// another URL is another file. Nothing of the configuration is inside.
+// another URL is another file. Where we sign in, a list that is not marked as
+// one for everybody has the credentials in its name as well: what one person
+// was shown is not shown to the next (fr.52). Nothing of the configuration is
+// inside.
 //=============================================================================
 
 // What the definition of a server comes to, without connecting and without
@@ -15761,21 +24872,65 @@ static bool catalog_cachable(server *s, list_kind k) {
            s->config->transport != TRANSPORT_IO && !server_identify(s, NULL);
 }
 
+static bool catalog_signs_in(const server *s) {
+    return s->config && config_uses_oauth(s->config);
+}
+
+// Whose credentials we have for this server; "" if none. Without a connection
+// it is what the last sign-in has left as a mark.
+static void catalog_holder(server *s, hex64 out) {
+    resolved *r = NULL;
+    auth *a = NULL;
+
+    out[0] = 0;
+    if (s->auth) {
+        auth_identity(s->auth, out);
+    } else if (!config_resolve(s->m, s->config, &r, NULL)) {
+        a = auth_new(s->m, s->config, r, NULL);
+        if (a) auth_identity(a, out);
+    }
+    auth_free(a);
+    resolved_free(r);
+}
+
+// What the two files are called, but for their endings. An empty holder makes a
+// name of its own: the list of nobody is not that of somebody.
+static void catalog_stem(server *s, bool private, const hex64 holder,
+                         hex64 out) {
+    char text[2 * sizeof(hex64)];
+
+    memcpy(out, s->identity, sizeof s->identity);
+    if (!private) return;
+    snprintf(text, sizeof text, "%s:%s", s->identity, holder);
+    fingerprint_text(out, str_of(text));
+}
+
+// The files of a list that was for everybody, and of one for these credentials.
+static bool catalog_remove_both(server *s) {
+    hex64 holder, stem;
+    bool ok = catalog_remove(s, s->identity);
+
+    if (!catalog_signs_in(s)) return ok;
+    catalog_holder(s, holder);
+    catalog_stem(s, true, holder, stem);
+    return catalog_remove(s, stem) && ok;
+}
+
 static void catalog_remove_file(server *s, bool quiet) {
-    if (catalog_cachable(s, LIST_TOOLS) && !catalog_remove(s) && !quiet)
+    if (catalog_cachable(s, LIST_TOOLS) && !catalog_remove_both(s) && !quiet)
         catalog_warn(s, "the stale tool cache could not be removed");
 }
 
 // A file is replaced, never changed in place, so what is mapped stays as it is.
-static bool catalog_map(server *s, const char *suffix, size_t max, str *out,
-                        os_stat *st) {
-    mcp *m = s->m;
+static bool catalog_map(const catalog *c, const char *suffix, size_t max,
+                        str *out, os_stat *st) {
+    mcp *m = c->server->m;
     os_result rc = OS_FAILED;
     buf path;
 
     *out = str_make(NULL, 0);
     buf_init(&path, &m->mem, LIMIT_MESSAGE);
-    if (cache_path(m, &path, s->identity, suffix) && !path.err)
+    if (cache_path(m, &path, c->stem, suffix) && !path.err)
         rc = m->os.file_map(&m->os, buf_z(&path), max, out, st);
     buf_free(&path);
     return rc == OS_OK;
@@ -15840,7 +24995,7 @@ static bool catalog_open_index(catalog *c) {
 
     c->index_tried = true;
     if (!c->digest ||
-        !catalog_map(c->server, ".idx", LIMIT_INDEX, &c->index, &st))
+        !catalog_map(c, ".idx", LIMIT_INDEX, &c->index, &st))
         return false;
     h = (const void *)c->index.ptr;
     if (index_ok(c->index, c->kind, c->digest, c->json_size) &&
@@ -15901,17 +25056,19 @@ static mcp_code catalog_load_json(catalog *c) {
     return rc;
 }
 
-// The tools of an earlier process. NULL: none that can be used.
-static catalog *catalog_load(server *s, bool any_age) {
+// One of the two files there may be. NULL: none that can be used.
+static catalog *catalog_load_one(server *s, bool private, const hex64 holder,
+                                 bool any_age) {
     mcp *m = s->m;
-    catalog *c;
+    catalog *c = catalog_new(s, LIST_TOOLS);
     mcp_code rc = MCP_PROTOCOL_ERROR;
     os_stat st = {0};
 
-    if (!catalog_cachable(s, LIST_TOOLS)) return NULL;
-    c = catalog_new(s, LIST_TOOLS);
     if (!c) return NULL;
-    if (catalog_map(s, ".json", LIMIT_CATALOG_BYTES, &c->file, &st) &&
+    c->private = private;
+    memcpy(c->holder, holder, sizeof c->holder);
+    catalog_stem(s, private, holder, c->stem);
+    if (catalog_map(c, ".json", LIMIT_CATALOG_BYTES, &c->file, &st) &&
         catalog_head(c->file, &c->digest)) {
         c->aged = m->os.unix_s(&m->os) - st.mtime_s > DAY_S;
         c->json_size = (uint32_t)c->file.len;
@@ -15921,6 +25078,19 @@ static catalog *catalog_load(server *s, bool any_age) {
     if (!rc) return c;
     catalog_free(c);
     return NULL;
+}
+
+// The tools of an earlier process. NULL: none that can be used.
+static catalog *catalog_load(server *s, bool any_age) {
+    catalog *c = NULL;
+    hex64 holder = "";
+
+    if (!catalog_cachable(s, LIST_TOOLS)) return NULL;
+    if (catalog_signs_in(s)) {
+        catalog_holder(s, holder);
+        c = catalog_load_one(s, true, holder, any_age);
+    }
+    return c ? c : catalog_load_one(s, false, holder, any_age);
 }
 
 // Written out of the same words that an item tells, so that the same list gives
@@ -15982,7 +25152,7 @@ static bool catalog_is_kept(catalog *c) {
     os_stat st;
     str file;
 
-    if (!catalog_map(c->server, ".json", LIMIT_CATALOG_BYTES, &file, &st))
+    if (!catalog_map(c, ".json", LIMIT_CATALOG_BYTES, &file, &st))
         return false;
     same = catalog_head(file, &digest) && digest == c->digest &&
            file.len == c->json_size &&
@@ -16002,15 +25172,21 @@ static void catalog_save(catalog *c) {
 
     c->kept_until = s->m->loop.now + TIME_KEPT;
     if (!catalog_cachable(s, c->kind)) return;
+    catalog_stem(s, c->private, c->holder, c->stem);
     buf_init(&path, &s->m->mem, LIMIT_MESSAGE);
-    there = cache_path(s->m, &path, s->identity, ".json");
+    there = cache_path(s->m, &path, c->stem, ".json");
     buf_free(&path);
     if (!there) return;
+    // The other one is of a time when the server said otherwise.
+    if (catalog_signs_in(s)) {
+        hex64 other;
+        catalog_stem(s, !c->private, c->holder, other);
+        catalog_remove(s, other);
+    }
     w_init(&w, &s->m->mem, LIMIT_CATALOG_BYTES);
     ok = catalog_text(c, &w);
     if (ok && catalog_still(c) && !catalog_is_kept(c)) {
-        ok = cache_write(s->m, s->identity, ".json", w_str(&w), catalog_still,
-                         c);
+        ok = cache_write(s->m, c->stem, ".json", w_str(&w), catalog_still, c);
         if (!ok && catalog_still(c))
             catalog_warn(s, "the tool cache could not be saved");
     }
@@ -16031,11 +25207,22 @@ static void catalog_save(catalog *c) {
 // off as the present list.
 //=============================================================================
 
-// Lost to a list_changed, or to time: not to be used, not even for a search.
+// Other credentials are used now than those it was listed with.
+static bool catalog_others(const catalog *c) {
+    hex64 holder;
+
+    if (!c->private || !c->server->auth) return false;
+    auth_identity(c->server->auth, holder);
+    return strcmp(holder, c->holder) != 0;
+}
+
+// Lost to a list_changed, to other credentials or to time: not to be used, not
+// even for a search.
 static bool catalog_lost(const catalog *c) {
     const server *s = c->server;
 
-    if (c->spoilt || c->noted != s->noted[c->kind]) return true;
+    if (c->spoilt || c->noted != s->noted[c->kind] || catalog_others(c))
+        return true;
     return c->kind != LIST_TOOLS &&
            (c->changed != s->changed[c->kind] ||
             s->m->loop.now - c->listed >= TIME_RESOURCE_LISTS);
@@ -16128,9 +25315,13 @@ static mcp_code listing_install(listing *l) {
     catalog *c = l->next, *old = s->catalog[l->kind];
     mcp_code rc;
 
+    if (s->auth) auth_identity(s->auth, c->holder);
     if (catalog_same(old, c)) {
         old->changed = c->changed;
         old->connection = c->connection;
+        if (old->private != c->private) old->kept_until = 0;
+        old->private = c->private;
+        memcpy(old->holder, c->holder, sizeof old->holder);
         c = old;
     } else {
         rc = catalog_build(c, l->items, false);
@@ -16256,6 +25447,11 @@ static mcp_code listing_page(listing *l, mcp_json result) {
         l->whole > CATALOG_PAGES + (size_t)LIMIT_CATALOG_BYTES)
         return fail(&l->failed, MCP_LIMIT_EXCEEDED,
                     "%s has more than %d bytes", method, LIMIT_CATALOG_BYTES);
+    // Private is what is not said to be public (MCP 2026-07-28, caching); where
+    // nobody signs in, everybody is the same person.
+    if (catalog_signs_in(l->server) &&
+        !str_is(mcp_view(json_opt(result, S("cacheScope"))), "public"))
+        l->next->private = true;
     json_to_u64(json_opt(result, S("ttlMs")), INT64_MAX, &ttl);
     if (ttl > DAY_S * 1000) ttl = DAY_S * 1000;
     if (l->server->m->loop.now + (int64_t)ttl < l->fresh_until)
@@ -16468,6 +25664,15 @@ static void catalog_forget(server *s, bool disk) {
         catalog_drop(s, (list_kind)k);
         s->noted[k] = 0;
     }
+}
+
+// Before the credentials go: what was listed with them. Both files, as nothing
+// else tells which of the two there is.
+static void catalog_forget_private(server *s) {
+    if (catalog_signs_in(s)) catalog_remove_file(s, true);
+    for (int k = 0; k < LIST_KINDS; k++)
+        if (s->catalog[k] && s->catalog[k]->private)
+            catalog_drop(s, (list_kind)k);
 }
 
 // Before the servers go, or are replaced.
@@ -17140,7 +26345,7 @@ static void seg_keep(catalog *c, char *block, size_t size) {
     c->index_own = block;
     c->index = str_make(block, size);
     if (c->digest && catalog_cachable(c->server, c->kind) && catalog_still(c))
-        cache_write(c->server->m, c->server->identity, ".idx", c->index,
+        cache_write(c->server->m, c->stem, ".idx", c->index,
                     catalog_still, c);
 }
 
@@ -18037,6 +27242,17 @@ typedef enum op_advice {
     ADVICE_VARIABLE   // the variables that the template has
 } op_advice;
 
+// What a server asks before it answers a call: see section 22b.
+typedef struct dialog {
+    request *first;        // as the op sent it: what goes out again
+    question *list[LIMIT_QUESTIONS];  // NULL: declined without asking
+    uint32_t n, count;     // of this round; times it went out again
+    int64_t until;         // pages that are open may take so long, or NEVER
+    bool pages;            // they are what this round is about,
+    bool waits;            // and are still to be finished
+    int paged;             // times that pages were named
+} dialog;
+
 // One public call. `bounded`, `none`, `sent`, `say` and `advice` shape what
 // section 23 tells of it.
 typedef struct op op;
@@ -18069,6 +27285,11 @@ struct op {
     diag failed;
     discovery *discovery;
     request *request;
+    dialog *dialog;        // or NULL: the server has asked nothing
+    buf headers;           // that mirror arguments of the call, whole lines
+    bool relisted;         // they were refused: the list is fetched again
+    resolved *resolved;    // of a sign-in or sign-out: its own copy,
+    auth *auth;            // and what works with it
     mcp_doc *answer;
     mcp_json root;         // in `answer`
     mcp_result *result;    // or a result already made (commands)
@@ -18094,13 +27315,6 @@ void mcp_free(mcp_result *r) {
     arena_free(&r->arena);
     own = r->mem;
     mem_free(&own, r, sizeof *r);
-}
-
-// Characters, not bytes; UINT32_MAX stands for more than anyone allows.
-static uint32_t str_chars(str s) {
-    uint32_t n = 0;
-    for (size_t at = 0; at < s.len && n < UINT32_MAX; n++) utf8_next(s, &at);
-    return n;
 }
 
 static void active_free(mcp *m, active *a) {
@@ -18512,6 +27726,35 @@ static mcp_code discovery_run(op *o, catalog_need need) {
     return rc;
 }
 
+// The definition that this works with may be gone as soon as the op is done.
+static void op_unsign(op *o) {
+    auth_free(o->auth);
+    resolved_free(o->resolved);
+    o->auth = NULL;
+    o->resolved = NULL;
+}
+
+// What is open of this round is withdrawn.
+static void dialog_clear(op *o) {
+    dialog *x = o->dialog;
+
+    for (uint32_t i = 0; i < x->n; i++) question_free(o->m, x->list[i]);
+    x->n = 0;
+    x->pages = x->waits = false;
+    x->until = NEVER;
+    job_at(o->m, &o->job, NEVER);
+}
+
+static void dialog_free(op *o) {
+    dialog *x = o->dialog;
+
+    if (!x) return;
+    dialog_clear(o);
+    request_free(o->m, x->first);
+    mem_free(&o->m->mem, x, sizeof *x);
+    o->dialog = NULL;
+}
+
 // Give an op up or away. Its request is cancelled on the wire if it runs; a
 // connection or a listing that it waited for goes on.
 static void op_free(op *o) {
@@ -18523,6 +27766,9 @@ static void op_free(op *o) {
     for (at = &m->ops; *at && *at != o; at = &(*at)->next) continue;
     if (*at) *at = o->next;
     if (o->own_free) o->own_free(o);
+    op_unsign(o);
+    dialog_free(o);
+    buf_free(&o->headers);
     discovery_free(o);
     if (o->request) request_free(m, o->request);
     listen_del(m, &o->listener);
@@ -18547,6 +27793,8 @@ static void op_done(op *o, mcp_code code) {
     o->done = true;
     if (o->request) request_free(m, o->request);
     o->request = NULL;
+    op_unsign(o);
+    dialog_free(o);
     discovery_free(o);
     if (o->submitted) event_done(m, o->id, code);
     listeners_wake(m);
@@ -18581,7 +27829,9 @@ static void op_fail(op *o, mcp_code code) {
     if (!o->failed.operation) o->failed.operation = o->operation;
     if (!o->failed.server[0] && o->server[0])
         diag_name(&o->failed, str_of(o->server));
-    o->sent = o->does == MCP_DO_CALL && o->request && o->request->sent;
+    // (What was answered by a question has come to its end.)
+    o->sent = o->does == MCP_DO_CALL && o->request && o->request->sent &&
+              !o->request->more;
     if (o->sent && str_find(buf_str(&o->failed.detail), again) == SIZE_MAX)
         fail_more(&o->failed, "The call may have been carried out. It was "
                               "%.*s.", MCP_ARG(again));
@@ -18639,6 +27889,7 @@ static op *op_make(mcp *m, mcp_verb verb, mcp_operation operation,
     o->verb = o->does = verb;
     o->operation = operation;
     diag_init(&o->failed, &m->mem, &m->secrets);
+    buf_init(&o->headers, &m->mem, LIMIT_HTTP_HEAD);
     o->failed.operation = operation;
     m->session->ops++;
     o->next = m->ops;
@@ -18786,9 +28037,17 @@ static mcp_code op_name(op *o, str name) {
 // Send a request; `w` holds its parameters and is freed. A tool's call may
 // change something, so it must not run twice; the others read.
 static mcp_code op_send(op *o, server *s, const char *method, mcp_writer *w) {
-    ask a = {method, w_str(w), str_of(o->name), 0, false, o->id, &o->job};
+    ask a = {0};
     mcp_code rc = w_err(w);
 
+    dialog_free(o);
+    a.method = method;
+    a.params = w_str(w);
+    // (Of any request only the method is known: section 18 looks for a name.)
+    if (o->does != MCP_DO_REQUEST) a.name = str_of(o->name);
+    a.headers = buf_str(&o->headers);
+    a.op_id = o->id;
+    a.owner = &o->job;
     a.once = strcmp(method, "tools/call") == 0;
     if (!rc) {
         o->request = server_ask(s, &a);
@@ -18812,6 +28071,296 @@ static mcp_code op_send_named(op *o, server *s, const char *method,
     return op_send(o, s, method, &w);
 }
 
+//=============================================================================
+// MARK: - 22b Rounds
+//
+// The answer to a call may be that the server needs something first: input
+// from the person, a model's words. Each becomes a question of the host; when
+// all are answered, the same request goes out again as a new one, with the
+// answers and with the server's requestState, of which nothing is known here
+// ("Multi Round-Trip Requests"). That may happen several times.
+//
+// In the legacy era there is one such thing: an error that names pages which
+// the person has to open (-32042). Answered with yes, the call goes out once
+// more, as a person says yes who has seen to it. If the pages are named again
+// they were only opened: then the call waits for word that they are finished,
+// two minutes at most as a server need not say it, and goes out a last time.
+//
+// While the host is asked, nothing of the op is on the wire, so no deadline
+// runs; whoever gives the op up withdraws its questions.
+//=============================================================================
+
+static const char dialog_declined[] =
+    "The server wanted something for this that was declined, so it was not "
+    "finished. Ask the person before you try it again.";
+static const char dialog_unasked[] =
+    "This needs something that this program cannot give the server, such as "
+    "input from the person. It cannot be done from here.";
+static const char dialog_page[] =
+    "The person has to open a page of the service for this first. Try it again "
+    "when that is done.";
+
+// A server asks what was not declared. The code is a peer's fault; the words
+// are what its user needs.
+static mcp_code dialog_unknown(op *o, str method) {
+    mcp_ask kind = input_kind(method);
+
+    o->say = dialog_unasked;
+    if (kind)
+        return fail(&o->failed, MCP_PROTOCOL_ERROR, "%s needs %s, for which "
+                    "this program cannot ask", o->request->method,
+                    input_what(kind));
+    return fail(&o->failed, MCP_PROTOCOL_ERROR, "%s was answered with a "
+                "request that is not known: \"%.*s\"", o->request->method,
+                MCP_ARG(utf8_cut(method, LIMIT_JUNK)));
+}
+
+// Put one thing to the host.
+static mcp_code dialog_put(op *o, str method, mcp_json params) {
+    dialog *x = o->dialog;
+    const char *why = NULL;
+
+    assert(x->n < LIMIT_QUESTIONS);
+    switch (input_judge(o->m, input_kind(method), params, &why)) {
+    case INPUT_UNKNOWN: return dialog_unknown(o, method);
+    case INPUT_WRONG:
+        return fail(&o->failed, MCP_PROTOCOL_ERROR, "the server asks in vain: "
+                    "%s", why);
+    case INPUT_DECLINE:
+        event_push(o->m, MCP_EV_WARNING, o->server, str_of(why), 0);
+        x->list[x->n++] = NULL;
+        return MCP_OK;
+    case INPUT_NO_MEMORY: return fail(&o->failed, MCP_OUT_OF_MEMORY, NULL);
+    case INPUT_ASK: break;
+    }
+    x->list[x->n] = input_ask(o->m, input_kind(method), o->server, o->id,
+                              params, &o->job);
+    if (!x->list[x->n]) return fail(&o->failed, MCP_OUT_OF_MEMORY, NULL);
+    x->n++;
+    return MCP_OK;
+}
+
+static mcp_code dialog_begin(op *o) {
+    dialog *x = o->dialog;
+
+    if (!x) o->dialog = x = mem_new(&o->m->mem, sizeof *x);
+    if (!x) return fail(&o->failed, MCP_OUT_OF_MEMORY, NULL);
+    dialog_clear(o);
+    if (x->count >= LIMIT_ROUNDS)
+        return fail(&o->failed, MCP_LIMIT_EXCEEDED, "the server asks again "
+                    "after %d rounds of answers", LIMIT_ROUNDS);
+    return MCP_OK;
+}
+
+// The answer to o->request is that more is needed. Without questions it is only
+// to be sent again: the server wants its state elsewhere.
+static mcp_code dialog_input(op *o) {
+    mcp_json asked = json_opt(o->request->result, S("inputRequests"));
+    mcp_code rc = dialog_begin(o);
+
+    for (mcp_json v = mcp_first(asked); !rc && mcp_exists(v); v = mcp_next(v))
+        rc = dialog_put(o, mcp_view(json_get(v, S("method"))),
+                        json_opt(v, S("params")));
+    return rc;
+}
+
+// Are all of these pages open already? A server may give them new ids.
+static bool dialog_knows(const dialog *x, mcp_json list) {
+    for (mcp_json v = mcp_first(list); mcp_exists(v); v = mcp_next(v)) {
+        str page = mcp_view(json_opt(v, S("url")));
+        uint32_t i = 0;
+        while (i < x->n &&
+               !str_eq(page, mcp_view(json_opt(x->list[i]->params, S("url")))))
+            i++;
+        if (i == x->n) return false;
+    }
+    return true;
+}
+
+// -32042: `data` lists the pages. The person is asked for each once.
+static mcp_code dialog_pages(op *o) {
+    mcp_json list = json_opt(o->request->error_data, S("elicitations"));
+    int before = o->dialog ? o->dialog->paged : 0;
+    mcp_code rc;
+
+    if (before == 1 && mcp_length(list) && dialog_knows(o->dialog, list)) {
+        o->dialog->paged++;
+        o->dialog->waits = true;
+        return MCP_OK;
+    }
+    rc = dialog_begin(o);
+    if (rc) return rc;
+    o->say = dialog_page;
+    if (before > 1 || !mcp_length(list) || mcp_length(list) > LIMIT_QUESTIONS)
+        return fail(&o->failed, MCP_OPERATION_FAILED, before > 1
+                    ? "%s still needs a page to be opened and finished; call "
+                      "again when that is done"
+                    : "%s needs a page to be opened, and the server does not "
+                      "say which", o->request->method);
+    if (!questions_taken(o->m, MCP_ASK_ELICIT))
+        return dialog_unknown(o, S("elicitation/create"));
+    o->dialog->pages = true;
+    o->dialog->paged++;
+    for (mcp_json v = mcp_first(list); !rc && mcp_exists(v); v = mcp_next(v)) {
+        if (str_is(mcp_view(json_opt(v, S("mode"))), "url"))
+            rc = dialog_put(o, S("elicitation/create"), v);
+        else
+            rc = fail(&o->failed, MCP_PROTOCOL_ERROR,
+                      "a page that is needed has no mode \"url\"");
+    }
+    if (!rc) o->say = NULL;
+    return rc;
+}
+
+// Where the pages are, for the person who has to open them without us: a URL
+// may hold what is as good as a password, its host does not.
+static void dialog_name_pages(op *o) {
+    request *r = o->request;
+    mcp_json list = json_opt(r->error_data, S("elicitations"));
+    uint32_t n = 0;
+
+    o->failed.rpc_code = r->failed.rpc_code;
+    for (mcp_json v = mcp_first(list); mcp_exists(v); v = mcp_next(v)) {
+        url u;
+        if (++n > LIMIT_QUESTIONS) break;
+        if (url_parse(&o->m->mem, mcp_view(json_opt(v, S("url"))), &u))
+            continue;
+        fail_more(&o->failed, "The page is at %.*s.", MCP_ARG(u.host));
+        url_free(&o->m->mem, &u);
+    }
+}
+
+// PENDING while something is open. A refusal of what has no form for it ends
+// the call at once ("Error Handling" of sampling and roots).
+static mcp_code dialog_answered(op *o) {
+    dialog *x = o->dialog;
+    bool open = false;
+
+    for (uint32_t i = 0; i < x->n; i++) {
+        const question *q = x->list[i];
+        bool refused = x->pages ? !q || (q->answered && !input_accepted(q))
+                                : q && q->answered && input_refused(q);
+        if (!refused) {
+            open |= q && !q->answered;
+            continue;
+        }
+        o->say = dialog_declined;
+        fail(&o->failed, MCP_OPERATION_FAILED, "%s needs %s, which was "
+             "declined", o->request->method,
+             x->pages ? "a page to be opened" : input_what(q->kind));
+        if (x->pages) o->failed.rpc_code = RPC_NEEDS_PAGE;
+        return o->failed.code;
+    }
+    return open ? MCP_PENDING : MCP_OK;
+}
+
+// Have the pages been done with? They have two minutes from when they were
+// named again.
+static mcp_code dialog_completed(op *o) {
+    dialog *x = o->dialog;
+    bool all = true;
+
+    for (uint32_t i = 0; x->waits && i < x->n; i++)
+        all &= x->list[i]->completed;
+    if (all) return MCP_OK;
+    if (x->until == NEVER) x->until = o->m->loop.now + TIME_PAGE;
+    if (o->m->loop.now >= x->until) return MCP_OK;
+    job_at(o->m, &o->job, x->until);
+    return MCP_PENDING;
+}
+
+// The full original parameters; of this round the answers, under the server's
+// own keys, and its state as it was written.
+static void dialog_write(op *o, mcp_writer *w, mcp_json params) {
+    dialog *x = o->dialog;
+    mcp_json result = o->request->result;
+    mcp_json asked = json_opt(result, S("inputRequests"));
+    mcp_json state = json_opt(result, S("requestState"));
+    uint32_t i = 0;
+
+    mcp_w_object(w);
+    for (mcp_json v = mcp_first(params); mcp_exists(v); v = mcp_next(v)) {
+        str key = json_key(v);
+        if (str_is(key, "inputResponses") || str_is(key, "requestState"))
+            continue;
+        w_key(w, key);
+        w_raw(w, mcp_raw(v));
+    }
+    if (!x->pages && mcp_exists(asked)) {
+        w_key(w, S("inputResponses"));
+        mcp_w_object(w);
+        for (mcp_json v = mcp_first(asked); i < x->n; v = mcp_next(v)) {
+            w_key(w, json_key(v));
+            if (x->list[i]) input_result(x->list[i], w);
+            else w_raw(w, S("{\"action\":\"decline\"}"));
+            i++;
+        }
+        mcp_w_end(w);
+    }
+    if (!x->pages && mcp_exists(state))
+        w_pair_raw(w, "requestState", mcp_raw(state));
+    mcp_w_end(w);
+}
+
+// A new request, independent of the one before. What was sent at first is kept
+// for further rounds.
+static mcp_code dialog_send(op *o, server *s) {
+    dialog *x = o->dialog;
+    request *first = x->first ? x->first : o->request, *next = NULL;
+    str params = first->params.len ? first->params : S("{}");
+    mcp_doc *doc = NULL;
+    ask a = {0};
+    mcp_writer w;
+    mcp_code rc;
+
+    rc = json_parse(&o->m->mem, params, &doc, NULL, NULL);
+    w_init(&w, &o->m->mem, SIZE_MAX);
+    if (!rc) dialog_write(o, &w, json_root(doc));
+    if (!rc) rc = w_err(&w);
+    a.method = first->method;
+    a.params = w_str(&w);
+    a.name = first->name;
+    a.headers = first->headers;
+    a.op_id = o->id;
+    a.owner = &o->job;
+    a.once = first->once;
+    if (!rc) next = server_ask(s, &a);
+    w_free(&w);
+    json_free(doc);
+    if (!next) return fail(&o->failed, rc ? rc : MCP_OUT_OF_MEMORY, NULL);
+    if (x->first) request_free(o->m, o->request);
+    else x->first = o->request;
+    o->request = next;
+    x->count++;
+    job_at(o->m, &o->job, NEVER);
+    if (!x->pages) dialog_clear(o);  // word of a page may still come
+    return MCP_OK;
+}
+
+// The round, as far as it goes now. The server may have been closed meanwhile.
+static mcp_code dialog_step(op *o, server *s) {
+    mcp_code rc = dialog_answered(o);
+
+    if (!rc) rc = dialog_completed(o);
+    if (!rc) rc = op_ready(o, s);
+    return rc ? rc : dialog_send(o, s);
+}
+
+// Does a request end with something to ask for? Then *rc is how that went.
+static bool dialog_open(op *o, mcp_code *rc) {
+    request *r = o->request;
+
+    if (r->more) {
+        *rc = dialog_input(o);
+        return true;
+    }
+    if (r->modern || r->failed.rpc_code != RPC_NEEDS_PAGE || !rpc_may_ask(r))
+        return false;
+    *rc = dialog_pages(o);
+    if (*rc) dialog_name_pages(o);
+    return true;
+}
+
 // PENDING until the answer is there; then it is the op's outcome. A call that
 // failed is the server's last word until something works again; another request
 // may have failed for a wrong URI only.
@@ -18832,6 +28381,7 @@ static mcp_code op_answer(op *o) {
         diag_clear(&r->server->failed);
         return MCP_OK;
     }
+    if (r->failed.rpc_code == RPC_NEEDS_CAPABILITY) o->say = dialog_unasked;
     if (o->does == MCP_DO_CALL) diag_copy(&r->server->failed, &o->failed);
     return o->failed.code;
 }
@@ -18857,11 +28407,21 @@ static mcp_code op_exchange(op *o, mcp_code (*begin)(op *),
         if (rc) return rc;
         o->step = 2;
     }
-    return op_answer(o);
+    for (;;) {
+        if (o->step == 2) {
+            if (!o->request->done) return MCP_PENDING;
+            if (!dialog_open(o, &rc)) return op_answer(o);
+            if (rc) return rc;
+            o->step = 3;
+        }
+        rc = dialog_step(o, s);
+        if (rc) return rc;
+        o->step = 2;
+    }
 }
 
 //=============================================================================
-// MARK: - 22b Calls
+// MARK: - 22c Calls
 //
 // The verbs that send one request to one server: a tool's call, a resource, a
 // completion, a prompt, any method; and connecting and refreshing.
@@ -19155,17 +28715,38 @@ static mcp_code call_begin(op *o) {
                 o->name);
 }
 
+static const char call_task_say[] =
+    "This tool runs only as a task, which this program cannot start. Use "
+    "another tool.";
+
+// 2025-11-25: a tool that "requires" to be run as a task answers a plain call
+// with -32601, which nobody would understand. (Tasks are not declared; in the
+// modern era a server then has to do without.)
+static bool call_is_task(mcp *m, str raw) {
+    mcp_doc *doc = NULL;
+    mcp_json v;
+    bool is = false;
+
+    if (str_find(raw, S("\"taskSupport\"")) == SIZE_MAX ||
+        json_parse(&m->mem, raw, &doc, NULL, NULL))
+        return false;
+    v = json_opt(json_opt(json_root(doc), S("execution")), S("taskSupport"));
+    is = str_is(mcp_view(v), "required");
+    json_free(doc);
+    return is;
+}
+
 // The live list must hold the tool as it was activated; a notification that
 // just came in counts as well.
-static mcp_code call_check(op *o, server *s) {
+static mcp_code call_check(op *o, server *s, item *it) {
     const server_config *c = s->config;
     catalog *list = NULL;
     mcp_code rc;
-    item it;
 
     o->fetch.s = s;
     o->fetch.kind = LIST_TOOLS;
-    o->fetch.need = o->m->opt.list_always ? NEED_FORCE : NEED_LIVE;
+    o->fetch.need = o->m->opt.list_always || o->relisted ? NEED_FORCE
+                                                         : NEED_LIVE;
     rc = call_begin(o);
     if (rc) return rc;
     rc = fetch_step(&o->fetch, &list, &o->failed);
@@ -19177,24 +28758,134 @@ static mcp_code call_check(op *o, server *s) {
         c->transport != TRANSPORT_IO)
         return fail(&o->failed, MCP_TOOL_CHANGED,
                     "the entry of the server changed since the activation");
-    rc = session_find(list, str_of(o->name), &it, MCP_TOOL_CHANGED);
+    rc = session_find(list, str_of(o->name), it, MCP_TOOL_CHANGED);
     if (rc == MCP_TOOL_CHANGED) return call_unknown(o, list);
-    if (rc || !o->hash[0] || !strcmp(it.hash, o->hash)) return rc;
+    if (!rc && !s->modern && call_is_task(o->m, it->raw)) {
+        o->say = call_task_say;
+        return fail(&o->failed, MCP_OPERATION_FAILED, "%s runs only as a task "
+                    "(execution.taskSupport), which is not offered here",
+                    o->name);
+    }
+    if (rc || !o->hash[0] || !strcmp(it->hash, o->hash)) return rc;
     o->advice = ADVICE_ACTIVATE;
     return fail(&o->failed, MCP_TOOL_CHANGED,
                 "the arguments of %s changed since the activation", o->name);
 }
 
+#if USE_HTTP
+
+enum { MIRROR_INTEGER = 53 };  // bits: what a header may carry of a number
+
+static const char mirror_too_large[] =
+    "An integer among the arguments is beyond 2^53, which this server cannot "
+    "be sent. Nothing was called.";
+
+// One argument as a header. Servers compare it with the body, so what is of no
+// such type is left to them to refuse; but an integer that some of them could
+// not read exactly must not go into a header (MCP 2026-07-28, Streamable HTTP).
+static mcp_code mirror_value(op *o, str name, mcp_json v) {
+    double most = (double)((INT64_C(1) << MIRROR_INTEGER) - 1);
+    double x = mcp_number(v, DBL_MAX);
+    char header[LIMIT_TOOL_NAME + 16], digits[24];
+    str text = mcp_view(v);
+
+    if (mcp_typeof(v) == MCP_BOOL)
+        text = mcp_boolean(v, false) ? S("true") : S("false");
+    if (mcp_typeof(v) == MCP_NUMBER && (x > most || x < -most)) {
+        o->say = mirror_too_large;
+        return fail(&o->failed, MCP_OPERATION_FAILED, "an argument that %s "
+                    "wants in the header Mcp-Param-%.*s is beyond 2^53",
+                    o->server, MCP_ARG(name));
+    }
+    if (mcp_typeof(v) == MCP_NUMBER) {
+        int64_t n = mcp_integer(v, INT64_MIN);
+        if (n == INT64_MIN) return MCP_OK;  // a fraction
+        snprintf(digits, sizeof digits, "%lld", (long long)n);
+        text = str_of(digits);
+    }
+    if (!text.ptr) return MCP_OK;
+    snprintf(header, sizeof header, "Mcp-Param-%.*s", MCP_ARG(name));
+    wire_encoded(o->m, &o->headers, str_of(header), text);
+    return o->headers.err ? fail(&o->failed, o->headers.err, NULL) : MCP_OK;
+}
+
+// Arguments that are absent or null have no header. The others stay in the body
+// as they are.
+static mcp_code mirror_values(op *o, mcp_json schema, mcp_json args) {
+    mcp_json v = mcp_first(json_get(schema, S("properties")));
+    mcp_code rc = MCP_OK;
+
+    for (; !rc && mcp_exists(v); v = mcp_next(v)) {
+        mcp_json arg = json_opt(args, json_key(v));
+        str name = mcp_view(json_get(v, S("x-mcp-header")));
+        if (!mcp_exists(arg)) continue;
+        if (name.len) rc = mirror_value(o, name, arg);
+        else if (mcp_typeof(arg) == MCP_OBJECT) rc = mirror_values(o, v, arg);
+    }
+    return rc;
+}
+
+// The headers of a call with these arguments, by the schema that is in force.
+// The annotations were judged when the list came.
+static mcp_code call_mirror(op *o, server *s, const item *it, mcp_json args) {
+    mcp_doc *doc = NULL;
+    mcp_code rc;
+
+    buf_clear(&o->headers);
+    if (!it->mirrors || !catalog_mirrors(s, LIST_TOOLS)) return MCP_OK;
+    rc = json_parse(&o->m->mem, it->schema, &doc, NULL, NULL);
+    if (rc) return fail(&o->failed, rc, NULL);
+    rc = mirror_values(o, json_root(doc), args);
+    json_free(doc);
+    return rc;
+}
+
+#else  // there are no headers
+
+static mcp_code call_mirror(op *o, server *s, const item *it, mcp_json args) {
+    (void)o, (void)s, (void)it, (void)args;
+    return MCP_OK;
+}
+
+#endif
+
 // The list is looked at as late as can be, and what is sent next is the call:
 // no other step stands between the two.
 static mcp_code call_send(op *o, server *s) {
-    mcp_code rc = call_check(o, s);
+    item it;
+    mcp_code rc = call_check(o, s, &it);
+
+    if (!rc) rc = call_mirror(o, s, &it, o->args);
     return rc ? rc : op_send_named(o, s, "tools/call", o->args);
+}
+
+// HeaderMismatch is a refusal before anything was done: the schema we went by
+// is not the server's any more. The list is fetched again, and the call goes
+// once more (MCP 2026-07-28, Streamable HTTP, "Server Validation").
+static bool call_refused(op *o) {
+    const request *r = o->request;
+
+    if (!r || !r->done || o->relisted || !r->modern ||
+        o->failed.rpc_code != RPC_HEADER_MISMATCH ||
+        !catalog_mirrors(r->server, LIST_TOOLS))
+        return false;
+    request_free(o->m, o->request);
+    o->request = NULL;
+    memset(&o->fetch, 0, sizeof o->fetch);
+    diag_clear(&o->failed);
+    o->failed.operation = o->operation;
+    o->relisted = true;
+    o->step = 1;
+    return true;
 }
 
 static mcp_code op_call(op *o) {
     mcp_code rc = call_aim(o);
-    return rc ? rc : op_exchange(o, call_begin, call_send);
+
+    if (!rc) rc = op_exchange(o, call_begin, call_send);
+    if (rc == MCP_PROTOCOL_ERROR && call_refused(o))
+        rc = op_exchange(o, call_begin, call_send);
+    return rc;
 }
 
 // A list of strings; where one is needed at all, none may be blank. Lengths are
@@ -19478,10 +29169,19 @@ static mcp_code method_begin(op *o) {
     return op_name(o, mcp_view(method));
 }
 
+// (Also a tool's call, for which the list is not fetched: what is known of its
+// schema has to do.)
 static mcp_code method_send(op *o, server *s) {
     mcp_json params = json_opt(o->args, S("params"));
+    catalog *list = s->catalog[LIST_TOOLS];
+    mcp_code rc = MCP_OK;
     mcp_writer w;
+    item it;
 
+    if (strcmp(o->name, "tools/call") == 0 && list &&
+        catalog_find(list, mcp_view(json_opt(params, S("name"))), &it))
+        rc = call_mirror(o, s, &it, json_opt(params, S("arguments")));
+    if (rc) return rc;
     w_init(&w, &o->m->mem, SIZE_MAX);
     w_raw(&w, mcp_exists(params) ? mcp_raw(params) : S("{}"));
     return op_send(o, s, o->name, &w);
@@ -19583,7 +29283,154 @@ static mcp_code op_refresh(op *o) {
 }
 
 //=============================================================================
-// MARK: - 22c Activation
+// MARK: - 22d Signing in
+//
+// The explicit sign-in and its end. Both talk to the authorization server for
+// themselves (section 16f), with a copy of the definition; the connection to
+// the MCP server is closed and made again, so that nothing of it goes on with
+// credentials of before.
+//=============================================================================
+
+// The entry to sign in to or out of; out of one that is switched off, too.
+// NULL: o->failed says why not. That a server has no sign-in is told in words:
+// "misuse" alone would send people to the manual.
+static const server_config *sign_entry(op *o, bool disabled) {
+    const server_config *c = session_config(o->m, str_of(o->target));
+
+    if (!c || (c->disabled && !disabled)) {
+        session_server(o->m, str_of(o->target), &o->failed);
+        return NULL;
+    }
+    diag_name(&o->failed, str_of(c->name));
+    memcpy(o->server, c->name, sizeof o->server);
+    if (!USE_OAUTH) {
+        fail(&o->failed, MCP_NOT_BUILT, NULL);
+    } else if (c->bad) {
+        fail(&o->failed, MCP_CONFIGURATION_INVALID, "%s", c->bad);
+    } else if (c->transport != TRANSPORT_HTTP) {
+        fail(&o->failed, MCP_MISUSE, "only a server with a URL has a sign-in, "
+             "and %s has none", c->name);
+    } else if (!config_uses_oauth(c)) {
+        fail(&o->failed, MCP_MISUSE, "the Authorization header in the entry of "
+             "%s is what lets us in, so it has no sign-in", c->name);
+    } else if (o->m->opt.cached_only) {
+        fail(&o->failed, MCP_OPERATION_FAILED,
+             "this needs a connection, and connecting is off");
+    } else {
+        return c;
+    }
+    return NULL;
+}
+
+// One at a time: two of them would ask the same person and wait at the same
+// port for the browser.
+static mcp_code sign_begin(op *o, const server_config *c) {
+    mcp_code rc;
+
+    for (const op *x = o->m->ops; x; x = x->next)
+        if (x->auth)
+            return fail(&o->failed, MCP_BUSY, "another sign-in is under way");
+    for (const server *s = o->m->servers; s; s = s->next)
+        if (s->auth && auth_asking(s->auth))
+            return fail(&o->failed, MCP_BUSY,
+                        "a sign-in to %s is under way", s->name);
+    rc = config_resolve(o->m, c, &o->resolved, &o->failed);
+    if (rc) return rc;
+    o->auth = auth_new(o->m, c, o->resolved, &o->job);
+    return o->auth ? MCP_OK : fail(&o->failed, MCP_OUT_OF_MEMORY, NULL);
+}
+
+// The connection of before had other credentials, or none. What is under way
+// on it ends by itself first: others wait for it.
+static mcp_code login_connect(op *o) {
+    server *s = op_server(o);
+    mcp_writer w;
+    mcp_code rc = s ? MCP_OK : o->failed.code;
+
+    if (s && o->step == 2) {
+        if (server_is_busy(s)) return MCP_PENDING;
+        server_close(s);
+        o->step = 3;
+    }
+    if (s) rc = server_ready(s, &o->ticket, &o->failed);
+    if (rc == MCP_PENDING) return rc;
+    if (rc) fail_more(&o->failed, "The sign-in itself was completed.");
+    if (rc) return rc;
+    w_init(&w, &o->m->mem, SIZE_MAX);
+    mcp_w_object(&w);
+    w_pair(&w, "server", str_of(s->name));
+    w_pair(&w, "protocol", str_of(s->version));
+    mcp_w_end(&w);
+    return op_tell(o, &w);
+}
+
+// {"browser":false}: the host is shown the URL and brings the callback.
+static mcp_code op_login(op *o) {
+    mcp_json browser = json_opt(o->args, S("browser"));
+    const server_config *c = sign_entry(o, false);
+    mcp_code rc = MCP_OK;
+
+    if (!c) return o->failed.code;
+    if (mcp_exists(browser) && mcp_typeof(browser) != MCP_BOOL)
+        return fail(&o->failed, MCP_MISUSE, "browser is true or false");
+    if (o->step == 0) {
+        rc = sign_begin(o, c);
+        if (rc) return rc;
+        o->step = 1;
+    }
+    if (o->step == 1) {
+        rc = auth_login(o->auth, mcp_boolean(browser, true), &o->failed);
+        if (rc) return rc;
+        op_unsign(o);
+        o->step = 2;
+    }
+    return login_connect(o);
+}
+
+// What was seen with the credentials goes with them: the connection, the lists
+// that were for their holder alone, and the tools that a model could call.
+static mcp_code logout_begin(op *o, const server_config *c) {
+    server *s = server_find(o->m, str_of(c->name));
+    mcp_code rc;
+
+    if (s && server_is_busy(s)) return fail(&o->failed, MCP_BUSY, NULL);
+    rc = sign_begin(o, c);
+    if (rc) return rc;
+    if (s) server_close(s);
+    if (s) catalog_forget_private(s);
+    for (uint32_t i = o->m->session->n; i-- > 0;)
+        if (strcmp(o->m->session->list[i]->server, c->name) == 0)
+            session_drop(o->m, i);
+    return MCP_OK;
+}
+
+// The last words to the MCP server still carry the token, so they go first.
+static mcp_code op_logout(op *o) {
+    const server_config *c = sign_entry(o, true);
+    const server *s = c ? server_find(o->m, str_of(c->name)) : NULL;
+    const char *revocation = "nothing";
+    bool removed = false;
+    mcp_writer w;
+    mcp_code rc = MCP_OK;
+
+    if (!c) return o->failed.code;
+    if (o->step == 0) rc = logout_begin(o, c);
+    if (rc) return rc;
+    o->step = 1;
+    if (s && s->state == SERVER_CLOSING) return MCP_PENDING;
+    rc = auth_logout(o->auth, &removed, &revocation, &o->failed);
+    if (rc) return rc;
+    w_init(&w, &o->m->mem, SIZE_MAX);
+    mcp_w_object(&w);
+    w_pair(&w, "server", str_of(o->server));
+    w_pair_bool(&w, "removed", removed);
+    w_pair(&w, "revocation", str_of(revocation));
+    mcp_w_end(&w);
+    return op_tell(o, &w);
+}
+
+//=============================================================================
+// MARK: - 22e Activation
 //
 // Search, activation and snapshots: verbs over many servers, whose outcome we
 // write ourselves. A server that cannot be asked is named in the outcome and
@@ -20199,6 +30046,8 @@ static const struct {
     [MCP_DO_PROMPT] = {MCP_OP_READ, op_prompt},
     [MCP_DO_REQUEST] = {MCP_OP_CALL, op_request},
     [MCP_DO_RESTORE] = {MCP_OP_ACTIVATE, op_restore},
+    [MCP_DO_LOGIN] = {MCP_OP_AUTH, op_login},
+    [MCP_DO_LOGOUT] = {MCP_OP_AUTH, op_logout},
 };
 
 // The job of every op but a dispatch that has not chosen yet, and commands.
@@ -20717,6 +30566,7 @@ static void tell(telling *t) {
         [MCP_DO_READ] = tell_read,       [MCP_DO_COMPLETE] = tell_complete,
         [MCP_DO_LIST] = tell_list,       [MCP_DO_PROMPT] = tell_prompt,
         [MCP_DO_REQUEST] = tell_pretty,  [MCP_DO_RESTORE] = tell_restore,
+        [MCP_DO_LOGIN] = tell_pretty,    [MCP_DO_LOGOUT] = tell_pretty,
     };
     size_t i = (size_t)t->o->does;
     if (i < COUNT(how) && how[i] && t->r->doc) how[i](t);
@@ -22250,18 +32100,19 @@ typedef struct add_words {
     config_scope scope;
     strings env, headers;   // name, value ...
     strings scopes;
-    const char *client, *port;
+    strings oauth;          // field, value ...
+    const char *client, *port, *oauth_first;
+    bool dpop;
 } add_words;
 
-// An option is at least two words and adds at most two texts, so there is room
-// for as many as there are words.
+// An option is at least one word and adds at most two texts.
 static bool add_text(add_words *a, strings *to, str s) {
     const strings *words = &a->w->words;
     if (!to->list)
         to->list = arena_new(&a->w->arena,
-                             size_mul(words->n, sizeof *to->list));
+                             size_mul(words->n, 2 * sizeof *to->list));
     if (!to->list) return false;
-    assert(to->n < words->n);
+    assert(to->n < 2 * words->n);
     to->list[to->n] = arena_text(&a->w->arena, s);
     return to->list[to->n] && ++to->n;
 }
@@ -22342,26 +32193,66 @@ static add_outcome add_port(add_words *a, str value) {
 
 static const char add_twice[] = "is given twice";
 static const char add_name_twice[] = "is given twice with one name";
+static const char add_text_must[] = "needs a value";
+static const char add_secret_must[] =
+    "needs '${VARIABLE}' or '!command': a secret that is typed stays in the "
+    "history of the shell";
 
-// A value is a word or the end of one, so its text ends with NUL.
-static const struct {
+// A value is a word or the end of one, so its text ends with NUL. With a field
+// in the place of a function it is that field's; what it may be is judged with
+// the definition.
+typedef struct add_option_def {
     const char *name;
     add_outcome (*set)(add_words *a, str value);
-    const char *must, *twice;
-} add_option_table[] = {
-    {"--scope", add_scope, "is global or project", add_twice},
-    {"--transport", add_transport, "is http or stdio", add_twice},
-    {"--header", add_header, "needs 'Name: value'", add_name_twice},
-    {"--env", add_env, "needs NAME=value", add_name_twice},
-    {"--oauth-client-id", add_client_id, "needs an id", add_twice},
+    const char *must, *twice, *field;
+} add_option_def;
+
+static const add_option_def add_option_table[] = {
+    {"--scope", add_scope, "is global or project", add_twice,
+     NULL},
+    {"--transport", add_transport, "is http or stdio", add_twice,
+     NULL},
+    {"--header", add_header, "needs 'Name: value'", add_name_twice,
+     NULL},
+    {"--env", add_env, "needs NAME=value", add_name_twice,
+     NULL},
+    {"--oauth-client-id", add_client_id, "needs an id", add_twice, NULL},
     {"--oauth-scope", add_oauth_scope, "needs a scope",
-     "is given twice with one scope"},
-    {"--oauth-callback-port", add_port, "is 1 to 65535", add_twice},
+     "is given twice with one scope", NULL},
+    {"--oauth-callback-port", add_port, "is 1 to 65535", add_twice, NULL},
+    {"--oauth-grant", NULL, add_text_must, add_twice, "oauthGrant"},
+    {"--oauth-client-secret", NULL, add_secret_must, add_twice,
+     "oauthClientSecret"},
+    {"--oauth-private-key", NULL, add_secret_must, add_twice,
+     "oauthPrivateKey"},
+    {"--oauth-key-id", NULL, add_text_must, add_twice, "oauthKeyId"},
+    {"--oauth-token-auth", NULL, add_text_must, add_twice, "oauthTokenAuth"},
+    {"--oauth-issuer", NULL, add_text_must, add_twice, "oauthIssuer"},
+    {"--oauth-assertion", NULL, add_secret_must, add_twice, "oauthAssertion"},
+    {"--oauth-id-token", NULL, add_secret_must, add_twice, "oauthIdToken"},
+    {"--oauth-idp-token-url", NULL, add_text_must, add_twice,
+     "oauthIdpTokenUrl"},
+    {"--oauth-idp-client-id", NULL, add_text_must, add_twice,
+     "oauthIdpClientId"},
+    {"--oauth-idp-client-secret", NULL, add_secret_must, add_twice,
+     "oauthIdpClientSecret"},
 };
+
+// A text for signing in.
+static add_outcome add_field(add_words *a, const add_option_def *def,
+                             str value) {
+    if (config_pair(&a->oauth, str_of(def->field), false)) return ADD_TWICE;
+    if (def->must == add_secret_must && *value.ptr != '!' &&
+        str_find(value, S("$")) == SIZE_MAX)
+        return ADD_WRONG;
+    if (!a->oauth_first) a->oauth_first = def->name;
+    return add_pair(a, &a->oauth, str_of(def->field), value, false);
+}
 
 // One option and its value. A value that looks like an option is a forgotten
 // value.
 static mcp_code add_option(add_words *a, str name, str value) {
+    const add_option_def *def = add_option_table;
     add_outcome got = ADD_WRONG;
     size_t i = 0;
 
@@ -22369,13 +32260,13 @@ static mcp_code add_option(add_words *a, str name, str value) {
            !str_is(name, add_option_table[i].name))
         i++;
     if (i == COUNT(add_option_table)) return command_no_option(a->w, name);
-    if (value.ptr && !str_starts(value, S("--")))
-        got = add_option_table[i].set(a, value);
+    def += i;
+    if (value.len && !str_starts(value, S("--")))
+        got = def->set ? def->set(a, value) : add_field(a, def, value);
     if (a->w->arena.err) return fail(a->w->d, a->w->arena.err, NULL);
     if (got == ADD_TAKEN) return MCP_OK;
-    return command_wrong(a->w, "%s %s", add_option_table[i].name,
-                         got == ADD_TWICE ? add_option_table[i].twice
-                                          : add_option_table[i].must);
+    return command_wrong(a->w, "%s %s", def->name,
+                         got == ADD_TWICE ? def->twice : def->must);
 }
 
 // Up to the first word that is no option; a lone "--" there has no name before
@@ -22388,9 +32279,10 @@ static mcp_code add_options(add_words *a) {
         str word = str_of(words->list[a->at]), name, value;
         if (!str_starts(word, S("--")) || word.len == 2) break;
         a->at++;
-        if (str_is(word, "--replace")) {
-            if (a->replace) rc = command_wrong(a->w, "--replace %s", add_twice);
-            a->replace = true;
+        if (str_is(word, "--replace") || str_is(word, "--oauth-dpop")) {
+            bool *flag = word.ptr[2] == 'r' ? &a->replace : &a->dpop;
+            if (*flag) rc = command_wrong(a->w, "%s %s", word.ptr, add_twice);
+            *flag = true;
             continue;
         }
         if (!str_cut(word, '=', &name, &value))
@@ -22419,7 +32311,8 @@ static mcp_code add_sides(const add_words *a, bool stdio) {
                         : a->client    ? "--oauth-client-id"
                         : a->scopes.n  ? "--oauth-scope"
                         : a->port      ? "--oauth-callback-port"
-                                       : NULL;
+                        : a->dpop      ? "--oauth-dpop"
+                                       : a->oauth_first;
     if (stdio ? a->http : a->stdio)
         wrong = stdio ? "--transport http" : "--transport stdio";
     if (!wrong) return MCP_OK;
@@ -22497,6 +32390,9 @@ static void add_definition(const add_words *a, mcp_writer *out) {
     if (a->client) w_pair(out, "oauthClientId", str_of(a->client));
     if (a->scopes.n) w_texts(out, "oauthScopes", &a->scopes);
     if (a->port) w_pair_raw(out, "oauthCallbackPort", str_of(a->port));
+    for (uint32_t i = 0; i < a->oauth.n; i += 2)
+        w_pair(out, a->oauth.list[i], str_of(a->oauth.list[i + 1]));
+    if (a->dpop) w_pair_bool(out, "oauthDpop", true);
     mcp_w_end(out);
 }
 
@@ -22560,7 +32456,8 @@ static mcp_code command_add(command_work *w) {
 
     if (add_wants_oauth(&w->words))
         return command_wrong(w, "leave --oauth out: signing in to an HTTP "
-                             "server needs no option");
+                             "server needs no option, only %slogin",
+                             command_prefix(w->m));
     rc = add_options(&a);
     if (!rc) rc = add_judge(&a);
     if (rc) return rc;
@@ -22734,6 +32631,40 @@ static void command_get_place(command_work *w, const server_config *c) {
     command_pair(&w->json, "file", file);
 }
 
+// How we are let in: by which grant, and which fields say so. Their values are
+// hidden, like those of headers.
+static void command_get_oauth(command_work *w, const server_config *c) {
+    const char *between = "; set: ";
+
+    buf_fmt(&w->text, "\nAuthentication: OAuth, %s%s", oauth_grants[c->grant],
+            c->dpop ? " with DPoP" : "");
+    w_key(&w->json, S("oauth"));
+    mcp_w_object(&w->json);
+    w_pair(&w->json, "grant", str_of(oauth_grants[c->grant]));
+    w_pair_bool(&w->json, "dpop", c->dpop);
+    w_key(&w->json, S("fields"));
+    mcp_w_array(&w->json);
+    for (size_t i = 0; i < COUNT(oauth_defs); i++) {
+        const char *text = oauth_text(&c->oauth, &oauth_defs[i]);
+        bool run = text && oauth_defs[i].secret && fill_is_command(text);
+        if (!text) continue;
+        buf_fmt(&w->text, "%s%s%s", between, oauth_defs[i].field,
+                run ? " (by a command)" : "");
+        w_string(&w->json, str_of(oauth_defs[i].field));
+        between = ", ";
+    }
+    mcp_w_end(&w->json);
+    if (c->oauth_scopes.n) w_texts(&w->json, "scopes", &c->oauth_scopes);
+    if (c->oauth_callback_port)
+        w_pair_int(&w->json, "callbackPort", c->oauth_callback_port);
+    mcp_w_end(&w->json);
+    for (uint32_t i = 0; i < c->oauth_scopes.n; i++)
+        buf_fmt(&w->text, "%s%s", i ? " " : "\nScopes: ",
+                c->oauth_scopes.list[i]);
+    if (c->oauth_callback_port)
+        buf_fmt(&w->text, "\nCallback port: %d", c->oauth_callback_port);
+}
+
 // What is no secret: how it is reached and with what.
 static void command_get_facts(command_work *w, const server_config *c) {
     static const char *const protocols[] = {"auto", "legacy", "modern"};
@@ -22744,9 +32675,10 @@ static void command_get_facts(command_work *w, const server_config *c) {
     buf_fmt(&w->text, "Transport: %s\nProtocol: %s", command_transport(c),
             protocols[c->protocol]);
     if (version) buf_fmt(&w->text, ", %s", version);
-    if (c->transport == TRANSPORT_HTTP)
-        buf_fmt(&w->text, "\nAuthentication: %s", header
-                ? "by a configured header" : "none configured");
+    if (c->transport == TRANSPORT_HTTP && header)
+        buf_add(&w->text, S("\nAuthentication: by a configured header"));
+    else if (c->transport == TRANSPORT_HTTP)
+        command_get_oauth(w, c);
     buf_add(&w->text, S("\nTimeout: "));
     if (c->timeout_ms)
         buf_fmt(&w->text, "%d ms\n", c->timeout_ms);
@@ -23284,6 +33216,64 @@ static mcp_code command_reconnect(command_work *w) {
     return command_renewed(w, rc);
 }
 
+// The browser is opened here, or the host is asked for what a person brings
+// from another machine.
+static mcp_code command_login(command_work *w) {
+    const server_config *c;
+    mcp_writer args;
+    mcp_code rc = command_server(w, w->words.list[0], false, &c);
+
+    if (rc) return rc;
+    command_args(w, &args);
+    w_pair_bool(&args, "browser", w->flags[0] == NULL);
+    rc = command_through_args(w, MCP_DO_LOGIN, w->words.list[0], &args);
+    if (rc) return rc;
+    mcp_free(w->o->result);
+    w->o->result = NULL;
+    command_done(w, w->words.list[0], "signed in and connected", NULL);
+    return MCP_OK;
+}
+
+// By what a logout came to; the first is for anything else.
+static const char *const logout_words[][2] = {
+    {"unconfirmed", " Revocation: unconfirmed; the tokens may be good until "
+                    "their time is up."},
+    {"confirmed", " Revocation: confirmed."},
+    {"unsupported", " Revocation: unsupported by the issuer; the tokens are "
+                    "good until their time is up."},
+    {"nothing", " Revocation: nothing to revoke."},
+};
+
+// What is known of two things: the copy here, and whether the issuer still
+// takes the tokens.
+static mcp_code command_logout(command_work *w) {
+    const server_config *c;
+    mcp_json told;
+    str revocation;
+    bool removed;
+    size_t i = COUNT(logout_words);
+    mcp_code rc = command_server(w, w->words.list[0], true, &c);
+
+    if (!rc) rc = command_through(w, MCP_DO_LOGOUT, w->words.list[0],
+                                  str_make(NULL, 0));
+    if (rc) return rc;
+    told = mcp_root(w->o->result);
+    removed = mcp_boolean(json_get(told, S("removed")), false);
+    revocation = mcp_view(json_get(told, S("revocation")));
+    while (i-- > 1)
+        if (str_is(revocation, logout_words[i][0])) break;
+    command_done(w, w->words.list[0], removed
+                     ? "signed out, and its credentials are removed"
+                     : "there were no credentials to remove", NULL);
+    buf_add(&w->text, str_of(logout_words[i][1]));
+    if (removed) buf_add(&w->text, str_of(command_closed));
+    w_pair_bool(&w->json, "removed", removed);
+    w_pair(&w->json, "revocation", str_of(logout_words[i][0]));
+    mcp_free(w->o->result);
+    w->o->result = NULL;
+    return MCP_OK;
+}
+
 // The usage in lines that fit a terminal, cut at blanks outside of brackets.
 static void help_line(buf *out, const mcp *m, const command *c) {
     str rest = str_of(c->usage);
@@ -23356,7 +33346,9 @@ static const command command_table[] = {
     {"add",
      "--scope global|project [--replace] [--transport http|stdio] "
      "[--header 'Name: value'] [--env NAME=value] [--oauth-client-id ID] "
-     "[--oauth-scope SCOPE] [--oauth-callback-port PORT] <server> <url> | "
+     "[--oauth-scope SCOPE] [--oauth-callback-port PORT] [--oauth-grant GRANT] "
+     "[--oauth-client-secret '${VARIABLE}'] [--oauth-dpop] "
+     "[--oauth-FIELD VALUE] <server> <url> | "
      "<server> -- <command> [args...]",
      "Save a server in a configuration file; options come first.", 0,
      COMMAND_WORDS,
@@ -23395,6 +33387,12 @@ static const command command_table[] = {
      MCP_OP_REFRESH, {NULL}, command_refresh},
     {"reconnect", "<server>", "Close the connection, connect and list.", 1, 1,
      MCP_OP_RECONNECT, {NULL}, command_reconnect},
+    {"login", "<server> [--no-browser]",
+     "Sign in to a server; --no-browser shows the address to open elsewhere.",
+     1, 1, MCP_OP_AUTH, {"--no-browser"}, command_login},
+    {"logout", "<server>",
+     "Remove a server's credentials and have its tokens revoked.", 1, 1,
+     MCP_OP_AUTH, {NULL}, command_logout},
     {"trust", "[--remove]", "Use this project's .mcp.json, or no longer.", 0,
      0, MCP_OP_CONFIGURATION, {"--remove"}, command_trust},
     {"help", "[<command>]", "Show the commands, or one of them.", 0, 1,
@@ -23639,7 +33637,9 @@ static bool api_options(mcp *m, const mcp_options *opt, size_t size) {
     const char **text[] = {&m->opt.client_name,    &m->opt.client_version,
                            &m->opt.config_dir,     &m->opt.project_dir,
                            &m->opt.ca_file,        &m->opt.command_prefix,
-                           &m->opt.spill_dir};
+                           &m->opt.spill_dir,      &m->opt.redirect_uri,
+                           &m->opt.client_metadata_url,
+                           &m->opt.credentials,    &m->opt.proxy};
 
     if (opt) memcpy(&m->opt, opt, size < sizeof *opt ? size : sizeof *opt);
     if (!m->opt.client_name) m->opt.client_name = "mcp-c";
@@ -23665,9 +33665,14 @@ static void api_free(mcp *m) {
     session_free(m);
     catalogs_free(m);
     servers_free(m);
+    auths_free(m);
+    callbacks_free(m);
+    browsers_free(m);
+    questions_free(m);
     http_free(m);
     procs_free(m);
     tls_free(m);
+    vaults_free(m);
     config_free(m->config);
     loop_free(m);
     secrets_free(&m->secrets);
@@ -23718,9 +33723,17 @@ mcp_code mcp_open_sized(mcp **out, const mcp_options *opt, size_t size) {
 }
 
 // Farewells and children have two steps of a second; a child that outlives
-// its KILL by another second is left to the system.
+// its KILL by another second is left to the system. A token that the issuer has
+// rotated is good only once it is stored, so that has a time of its own.
+static bool api_closing(const mcp *m, int64_t since) {
+    int64_t ms = m->loop.now - since;
+
+    return (ms < 3 * TIME_STOP_STEP && !(servers_closed(m) && procs_gone(m))) ||
+           (ms < TIME_STORE_TOKEN && !auths_settled(m));
+}
+
 void mcp_close(mcp *m) {
-    int64_t until;
+    int64_t since;
 
     if (!m) return;
     if (m->loop.inside || m->loop.in_callback) {
@@ -23732,9 +33745,10 @@ void mcp_close(mcp *m) {
     while (m->ops) op_free(m->ops);
     loop_drain_cancel(m);
     servers_shutdown(m);
-    until = m->loop.now + 3 * TIME_STOP_STEP;
-    while (!(servers_closed(m) && procs_gone(m)) && m->loop.now < until)
-        loop_turn(m, until);
+    since = m->loop.now;
+    while (api_closing(m, since))
+        loop_turn(m, since + (m->loop.now - since < 3 * TIME_STOP_STEP
+                                  ? 3 * TIME_STOP_STEP : TIME_STORE_TOKEN));
     api_free(m);
 }
 
@@ -23992,6 +34006,18 @@ mcp_code mcp_refresh(mcp *m, const char *owner) {
     return api_run(m, MCP_DO_REFRESH, owner, S("{}"), NULL);
 }
 
+mcp_code mcp_login(mcp *m, const char *owner, bool browser) {
+    return api_run(m, MCP_DO_LOGIN, owner,
+                   browser ? S("{\"browser\":true}")
+                           : S("{\"browser\":false}"), NULL);
+}
+
+// Its result is told to who wants to know whether a token is still good
+// somewhere.
+mcp_code mcp_logout(mcp *m, const char *owner, mcp_result **out) {
+    return api_run(m, MCP_DO_LOGOUT, owner, S("{}"), out);
+}
+
 mcp_code mcp_dispatch(mcp *m, const char *name, const char *args,
                       mcp_result **out) {
     return api_ask(m, MCP_DO_DISPATCH, name, str_of(args), out);
@@ -24201,6 +34227,15 @@ mcp_code mcp_take(mcp *m, uint64_t id, mcp_result **out) {
 // Also one that is done and never taken: a submitted call is kept until then.
 void mcp_drop(mcp *m, uint64_t id) {
     if (m) op_free(api_op(m, id));
+}
+
+// May be called from the callback that is told of the question: it runs
+// nothing, it wakes who asked.
+mcp_code mcp_answer(mcp *m, uint64_t id, const char *answer) {
+    mcp_code rc = api_enter(m, false);
+
+    if (!rc) rc = question_answer(m, id, str_of(answer), &m->failed);
+    return api_leave(m, rc);
 }
 
 // A stream of the host's own that has no descriptors shows in the timeout

@@ -170,8 +170,29 @@ typedef enum mcp_event_type {
     MCP_EV_CHANGED = 4,   // a list changed: text is tools, resources or prompts
     MCP_EV_DONE = 5,      // a submitted call is finished: id, code
     MCP_EV_TRACE = 6,     // a message on the wire, secrets masked (see options)
-    MCP_EV_WARNING = 7    // something was skipped or could not be saved
+    MCP_EV_WARNING = 7,   // something was skipped or could not be saved
+    MCP_EV_ASK = 8        // somebody waits for mcp_answer(): id, ask, request
 } mcp_event_type;
+
+// What can be asked, and what the answer is: a JSON object.
+typedef enum mcp_ask {
+    // A server wants input from the person: the parameters of
+    // elicitation/create. {"action":"accept","content":{...}}; a form's content
+    // is checked, and what it leaves out gets its default. Of a page ("mode":
+    // "url") "accept" says that the person has opened it; it has no content.
+    MCP_ASK_ELICIT = 1,
+    // A server wants a model's words: the parameters of
+    // sampling/createMessage. {"role":"assistant","content":...,"model":"..."}
+    MCP_ASK_SAMPLE = 2,
+    // A server wants to know where it may work.
+    // {"roots":[{"uri":"file:///...","name":"..."}]}
+    MCP_ASK_ROOTS = 4,
+    // A sign-in has begun: {"url","redirect_uri","issuer","scopes":[...],
+    // "browser","notes":[...]}. With "browser" the answer comes by itself; else
+    // show the URL and answer {"callback":"the whole URL the browser ended
+    // at"}.
+    MCP_ASK_SIGN_IN = 8
+} mcp_ask;
 
 typedef struct mcp_event {
     mcp_event_type type;
@@ -182,6 +203,9 @@ typedef struct mcp_event {
     double progress;     // MCP_EV_PROGRESS
     double total;        // 0: not told
     bool outgoing;       // MCP_EV_TRACE: we sent it
+    mcp_ask ask;         // MCP_EV_ASK; `id` is for mcp_answer()
+    uint64_t call;       // MCP_EV_ASK: of the call that waits for it, or 0
+    mcp_json request;    // MCP_EV_ASK: valid until it is answered
 } mcp_event;
 
 typedef void (*mcp_event_fn)(void *user, const mcp_event *ev);
@@ -241,6 +265,18 @@ typedef struct mcp_tls {
 typedef int (*mcp_resolve_fn)(void *user, const char *host, char (*out)[46],
                               int cap);
 
+// Your own place for credentials. An account is 64 hex digits, a secret is text
+// of at most 64 KiB. read() writes up to `cap` bytes and returns the length of
+// the secret, 0 if there is none, -1 if the store cannot be used; write() and
+// remove() return 0 for success (removing what is not there is one).
+typedef struct mcp_store {
+    void *user;
+    ptrdiff_t (*read)(void *user, const char *account, char *to, size_t cap);
+    int (*write)(void *user, const char *account, const char *secret,
+                 size_t n);
+    int (*remove)(void *user, const char *account);
+} mcp_store;
+
 //=============================================================================
 // MARK: - Options
 //=============================================================================
@@ -278,6 +314,19 @@ typedef struct mcp_options {
     const mcp_tls *tls;       // default: BearSSL
     mcp_resolve_fn resolve;
     void *resolve_user;
+
+    unsigned asks;            // MCP_ASK_... that on_event answers; servers are
+                              // told of no other
+    bool sign_in;             // a server that wants a sign-in gets it at once,
+                              // as if mcp_login() had been called
+    const char *redirect_uri; // of a host that brings callbacks itself: an
+                              // http loopback or https URL (default: ours)
+    const char *client_metadata_url;  // of the client's own metadata document
+    const char *credentials;  // "keyring", "file" or "memory" (default:
+                              // $MCP_CREDENTIALS, else "keyring")
+    const mcp_store *store;   // instead of those three
+    const char *proxy;        // http://[user:password@]host[:port]; "": none
+                              // (default: $HTTPS_PROXY, $HTTP_PROXY, $NO_PROXY)
 } mcp_options;
 
 //=============================================================================
@@ -303,7 +352,8 @@ MCP_API const char *mcp_version(void);
 MCP_API const char *mcp_code_name(mcp_code code);
 
 // Make a handle; connects nothing. `opt` may be NULL. Free with mcp_close(),
-// which shuts down every server, at most about 2 s.
+// which shuts down every server, at most about 2 s; 5 s if a token that was
+// just refreshed must still be stored.
 MCP_API mcp_code mcp_open_sized(mcp **out, const mcp_options *opt,
                                 size_t size);
 #define mcp_open(out, opt) mcp_open_sized((out), (opt), sizeof(mcp_options))
@@ -348,6 +398,18 @@ MCP_API mcp_code mcp_connect(mcp *m, const char *server);
 MCP_API mcp_code mcp_disconnect(mcp *m, const char *server);
 // Fetch the lists again even if fresh. `server` NULL: every one.
 MCP_API mcp_code mcp_refresh(mcp *m, const char *server);
+
+// Sign in to a server over HTTP, and connect again. The only call that may
+// register this client, open a browser or ask for more scopes; 120 s. With
+// `browser` false you are asked for the callback instead (MCP_ASK_SIGN_IN).
+MCP_API mcp_code mcp_login(mcp *m, const char *server, bool browser);
+// Forget the credentials, then have them revoked (5 s). `out` may be NULL:
+// {"server","removed","revocation"}, the last one of confirmed, unsupported,
+// unconfirmed, nothing.
+MCP_API mcp_code mcp_logout(mcp *m, const char *server, mcp_result **out);
+// Answer MCP_EV_ASK, at once or later; the call that asked waits meanwhile. A
+// NULL answer declines. What does not fit is MCP_MISUSE and may be mended.
+MCP_API mcp_code mcp_answer(mcp *m, uint64_t id, const char *answer);
 
 //=============================================================================
 // MARK: - Model
@@ -475,7 +537,9 @@ typedef enum mcp_verb {
     MCP_DO_PROMPT = 11,    // server, {"name","arguments"}
     MCP_DO_REQUEST = 12,   // server, {"method","params"}
     MCP_DO_RESTORE = 13,   // NULL, the snapshot
-    MCP_DO_COMMAND = 14    // the typed line
+    MCP_DO_COMMAND = 14,   // the typed line
+    MCP_DO_LOGIN = 15,     // server, {"browser":true}
+    MCP_DO_LOGOUT = 16     // server
 } mcp_verb;
 
 MCP_API mcp_code mcp_submit(mcp *m, mcp_verb verb, const char *target,

@@ -886,8 +886,7 @@ static void test_diag_codes(void) {
             hint_text(&b, &d, "mcp ", http);
             CHECK(b.len && strpbrk(buf_z(&b), "{}\n\t%") == NULL);
             CHECK(b.ptr[b.len - 1] == '.');
-            // No such command, and mcp_tools says nothing to a person.
-            CHECK(!strstr(buf_z(&b), "login") && !strstr(buf_z(&b), "logout"));
+            // mcp_tools says nothing to a person.
             CHECK(!strstr(buf_z(&b), "mcp_tools"));
         }
         for (int k = 0; k < i; k++) {
@@ -943,9 +942,16 @@ static void test_diag_hints(void) {
     CHECK(str_find(buf_str(&b), S("Authorization")) == SIZE_MAX);
     buf_clear(&b);
     hint_text(&b, &d, "/mcp ", true);
-    CHECK(str_find(buf_str(&b), S("/mcp add --scope global --replace --header "
-                                  "'Authorization: Bearer TOKEN' docs URL")) !=
-          SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("/mcp login docs")) != SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("Authorization")) != SIZE_MAX);
+    fail(&d, MCP_CREDENTIAL_STORE_UNAVAILABLE, NULL);
+    buf_clear(&b);
+    hint_text(&b, &d, "/mcp ", true);
+    CHECK(str_find(buf_str(&b), S("MCP_CREDENTIALS=file")) != SIZE_MAX);
+    fail(&d, MCP_CALLBACK_UNAVAILABLE, NULL);
+    buf_clear(&b);
+    hint_text(&b, &d, "mcp ", true);
+    CHECK(str_find(buf_str(&b), S("mcp login docs --no-browser")) != SIZE_MAX);
     buf_free(&b);
     diag_free(&d);
 }
@@ -2250,7 +2256,7 @@ static ptrdiff_t cost_write(os *o, os_fd fd, const void *from, size_t n) {
     return unix_write(o, fd, from, n);
 }
 
-static void caller_step(mcp *m, job *j) {
+static void caller_look(mcp *m, job *j) {
     caller *c = (caller *)j;
     char b[512];
     ptrdiff_t n, all = 0;
@@ -2274,7 +2280,7 @@ static void test_loop_cost(void) {
     r.m.os.read = cost_read;
     r.m.os.write = cost_write;
     CHECK(unix_wake_open(&r.m.os, in) && unix_wake_open(&r.m.os, out));
-    CHECK(job_init(&r.m, &c.job, caller_step));
+    CHECK(job_init(&r.m, &c.job, caller_look));
     c.io = io_new_fds(&r.m, in[0], out[1], false, &c.job);
     if (!CHECK(c.io != NULL)) return;
     io_want(&r.m, c.io, true, false);
@@ -3957,6 +3963,572 @@ static const test tests_json[] = {
     {"json.writer.limits", test_json_writer_limits},
     {"json.writer.indent", test_json_writer_indent},
     {"json.writer.round", test_json_writer_round},
+};
+
+//=============================================================================
+// MARK: - 7b Questions
+//=============================================================================
+
+// A handle whose host is asked; what it hears is written down.
+typedef struct asking {
+    rig rig;
+    diag d;
+    job me;
+    int woken;
+    buf heard;           // "kind server call text request\n"
+    mem mem;
+    uint64_t last;       // the id of the last question
+    const char *answer;  // given inside the callback, or NULL
+    mcp_code answered;   // how that went
+    uint64_t victim;     // freed inside the callback, or 0
+    question *free_it;
+} asking;
+
+static void asking_event(void *user, const mcp_event *e) {
+    asking *a = user;
+
+    if (e->type != MCP_EV_ASK) return;
+    a->last = e->id;
+    buf_fmt(&a->heard, "%d %s %d %.*s %.*s\n", (int)e->ask, e->server,
+            (int)e->call, MCP_ARG(e->text), MCP_ARG(mcp_raw(e->request)));
+    if (a->answer)
+        a->answered = question_answer(&a->rig.m, e->id, str_of(a->answer),
+                                      &a->d);
+    if (a->free_it) question_free(&a->rig.m, a->free_it);
+    a->free_it = NULL;
+}
+
+static void asking_step(mcp *m, job *j) {
+    (void)m;
+    ((asking *)(void *)((char *)j - offsetof(asking, me)))->woken++;
+}
+
+static bool asking_init(asking *a) {
+    mcp *m = &a->rig.m;
+
+    memset(a, 0, sizeof *a);
+    if (!CHECK(rig_fake(&a->rig))) return false;
+    mem_init(&a->mem, NULL, NULL);
+    buf_init(&a->heard, &a->mem, SIZE_MAX);
+    diag_init(&a->d, &m->mem, &m->secrets);
+    m->opt.on_event = asking_event;
+    m->opt.user = a;
+    m->opt.asks = MCP_ASK_ELICIT | MCP_ASK_SIGN_IN;
+    return CHECK(job_init(m, &a->me, asking_step));
+}
+
+static void asking_free(asking *a) {
+    questions_free(&a->rig.m);
+    job_end(&a->rig.m, &a->me);
+    diag_free(&a->d);
+    buf_free(&a->heard);
+    rig_free(&a->rig);
+}
+
+static question *asking_new(asking *a, const char *params) {
+    return question_ask(&a->rig.m, MCP_ASK_ELICIT, "srv", 7, str_of(params),
+                        &a->me);
+}
+
+static void asking_turn(asking *a) {
+    loop_turn(&a->rig.m, a->rig.m.loop.now);
+}
+
+// The host hears of it once, and may answer later; the asker is woken.
+static void test_question_later(void) {
+    asking a;
+    question *q;
+
+    if (!asking_init(&a)) return;
+    q = asking_new(&a, "{\"message\":\"Who\\nare\\u001b[1m you?\",\"n\":1e2}");
+    CHECK(q && !q->told && !q->answered);
+    CHECK_INT(a.heard.len, 0);
+    asking_turn(&a);
+    asking_turn(&a);
+    CHECK_STR(buf_str(&a.heard),
+              S("1 srv 7 Who are you? {\"message\":\"Who\\nare\\u001b[1m "
+                "you?\",\"n\":1e2}\n"));
+    CHECK(q->told && !a.woken);
+    CHECK_INT(question_answer(&a.rig.m, q->id, S("{\"x\":1}"), &a.d), MCP_OK);
+    asking_turn(&a);
+    CHECK_INT(a.woken, 1);
+    CHECK(q->answered);
+    CHECK_STR(mcp_raw(json_root(q->answer)), S("{\"x\":1}"));
+    question_free(&a.rig.m, q);
+    CHECK(!a.rig.m.questions);
+    asking_free(&a);
+}
+
+// From inside the callback: the asker is stepped in the next turn.
+static void test_question_at_once(void) {
+    asking a;
+    question *q;
+
+    if (!asking_init(&a)) return;
+    a.answer = "{\"action\":\"accept\"}";
+    q = asking_new(&a, "{}");
+    asking_turn(&a);
+    CHECK_INT(a.answered, MCP_OK);
+    CHECK(q->answered && !a.woken);
+    asking_turn(&a);
+    CHECK_INT(a.woken, 1);
+    asking_free(&a);  // frees what nobody has freed
+}
+
+// One of two that is withdrawn before the host hears of them, and one while it
+// hears of the other.
+static void test_question_withdrawn(void) {
+    asking a;
+    question *q, *other;
+
+    if (!asking_init(&a)) return;
+    q = asking_new(&a, "{\"message\":\"one\"}");
+    other = asking_new(&a, "{\"message\":\"two\"}");
+    question_free(&a.rig.m, q);
+    CHECK_INT(a.rig.m.loop.events_n, 1);
+    asking_turn(&a);
+    CHECK(str_find(buf_str(&a.heard), S("one")) == SIZE_MAX);
+    CHECK(str_find(buf_str(&a.heard), S("two")) != SIZE_MAX);
+    question_free(&a.rig.m, other);
+    buf_clear(&a.heard);
+    asking_new(&a, "{\"message\":\"three\"}");
+    a.free_it = asking_new(&a, "{\"message\":\"four\"}");
+    q = asking_new(&a, "{\"message\":\"five\"}");
+    asking_turn(&a);
+    CHECK(str_find(buf_str(&a.heard), S("three")) != SIZE_MAX);
+    CHECK(str_find(buf_str(&a.heard), S("four")) == SIZE_MAX);
+    CHECK(str_find(buf_str(&a.heard), S("five")) != SIZE_MAX);
+    CHECK(q->told);
+    asking_free(&a);
+}
+
+static bool asking_fits(const question *q, mcp_json answer, diag *d) {
+    (void)q;
+    if (mcp_exists(json_get(answer, S("ok")))) return true;
+    if (mcp_exists(json_get(answer, S("mute")))) return false;
+    fail(d, MCP_MISUSE, "it has no ok");
+    return false;
+}
+
+// What is refused leaves the question open.
+static void test_question_misuse(void) {
+    static const struct {
+        const char *answer, *why;
+    } cases[] = {{"{\"x\":1}", "it has no ok"},
+                 {"{\"mute\":1}", "the answer does not fit"},
+                 {"[]", "the answer is not a JSON object"},
+                 {"\"x\"", "the answer is not a JSON object"},
+                 {"", "the answer is not JSON: "},
+                 {"{\"ok\":}", "the answer is not JSON: "}};
+    asking a;
+    question *q;
+
+    if (!asking_init(&a)) return;
+    q = asking_new(&a, "{}");
+    q->fits = asking_fits;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *text = exact(str_of(cases[i].answer));
+        str answer = str_make(text, strlen(cases[i].answer));
+        diag_clear(&a.d);
+        CHECK_INT(question_answer(&a.rig.m, q->id, answer, &a.d), MCP_MISUSE);
+        CHECK(str_starts(buf_str(&a.d.detail), str_of(cases[i].why)));
+        CHECK(!q->answered && !q->answer);
+        free(text);
+    }
+    CHECK_INT(question_answer(&a.rig.m, q->id + 1, S("{}"), &a.d), MCP_MISUSE);
+    CHECK(str_find(buf_str(&a.d.detail), S("no question")) != SIZE_MAX);
+    CHECK_INT(question_answer(&a.rig.m, q->id, S("{\"ok\":0}"), &a.d), MCP_OK);
+    CHECK_INT(question_answer(&a.rig.m, q->id, S("{\"ok\":0}"), &a.d),
+              MCP_MISUSE);
+    CHECK(str_find(buf_str(&a.d.detail), S("already")) != SIZE_MAX);
+    question_free(&a.rig.m, q);
+    CHECK_INT(question_answer(&a.rig.m, 1, str_make(NULL, 0), &a.d),
+              MCP_MISUSE);
+    q = asking_new(&a, "{}");
+    q->fits = asking_fits;
+    CHECK_INT(question_answer(&a.rig.m, q->id, str_make(NULL, 0), &a.d),
+              MCP_OK);
+    CHECK(q->answered && !q->answer);
+    asking_free(&a);
+}
+
+// However much else waits to be told, a question is not left out; and without
+// somebody to hear it there is none.
+static void test_question_flood(void) {
+    asking a;
+    question *q;
+
+    if (!asking_init(&a)) return;
+    q = asking_new(&a, "{}");
+    for (int i = 0; i < LIMIT_EVENTS + 10; i++)
+        event_push(&a.rig.m, MCP_EV_LOG, "srv", S("line"), 0);
+    asking_turn(&a);
+    CHECK(q->told);
+    CHECK(questions_taken(&a.rig.m, MCP_ASK_ELICIT));
+    CHECK(!questions_taken(&a.rig.m, MCP_ASK_ROOTS));
+    a.rig.m.opt.on_event = NULL;
+    CHECK(!questions_taken(&a.rig.m, MCP_ASK_ELICIT));
+    CHECK(!asking_new(&a, "{}"));
+    asking_free(&a);
+}
+
+static mcp_code question_body(mem *m) {
+    asking a;
+    question *q;
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+
+    memset(&a, 0, sizeof a);
+    if (!rig_init(&a.rig, m)) return rc;
+    mem_init(&a.mem, NULL, NULL);
+    buf_init(&a.heard, &a.mem, SIZE_MAX);
+    diag_init(&a.d, &a.rig.m.mem, &a.rig.m.secrets);
+    a.rig.m.opt.on_event = asking_event;
+    a.rig.m.opt.user = &a;
+    q = question_ask(&a.rig.m, MCP_ASK_ELICIT, "srv", 1,
+                     S("{\"message\":\"a\"}"), NULL);
+    if (q) {
+        asking_turn(&a);
+        rc = question_answer(&a.rig.m, q->id, S("{\"ok\":1}"), &a.d);
+        CHECK(rc || q->answered);
+        question_free(&a.rig.m, q);
+    }
+    questions_free(&a.rig.m);
+    diag_free(&a.d);
+    buf_free(&a.heard);
+    loop_free(&a.rig.m);
+    secrets_free(&a.rig.m.secrets);
+    return rc;
+}
+
+static void test_question_torture(void) {
+    torture(question_body);
+}
+
+static const test tests_07b[] = {
+    {"question.later", test_question_later},
+    {"question.at-once", test_question_at_once},
+    {"question.withdrawn", test_question_withdrawn},
+    {"question.misuse", test_question_misuse},
+    {"question.flood", test_question_flood},
+    {"question.torture", test_question_torture},
+};
+
+//=============================================================================
+// MARK: - 7c Forms
+//=============================================================================
+
+// A field of a form, a value for it, and what is said of it (NULL: it fits).
+typedef struct form_case {
+    const char *field, *value, *wrong;
+} form_case;
+
+static const form_case form_cases[] = {
+    {"{\"type\":\"string\"}", "\"\"", NULL},
+    {"{\"type\":\"string\"}", "1", "is not text"},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", "\"\xC3\xA9\"",
+     "is too short"},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+     "\"\xC3\xA9\xC3\xA9\"", NULL},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+     "\"\\u00e9\\ud83d\\ude00x\"", NULL},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", "\"abcd\"",
+     "is too long"},
+    {"{\"type\":\"string\",\"maxLength\":null}", "\"abcd\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"a@b\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"a.b+c@x.example\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"a@b@c\"",
+     "is not an e-mail address"},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"@b\"",
+     "is not an e-mail address"},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"a@\"",
+     "is not an e-mail address"},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"a b@c\"",
+     "is not an e-mail address"},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"a@b.\"",
+     "is not an e-mail address"},
+    {"{\"type\":\"string\",\"format\":\"email\"}", "\"plain\"",
+     "is not an e-mail address"},
+    {"{\"type\":\"string\",\"format\":\"uri\"}", "\"https://x/\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"uri\"}", "\"mailto:a\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"uri\"}", "\"/relative\"",
+     "is not a URI"},
+    {"{\"type\":\"string\",\"format\":\"uri\"}", "\"x y:z\"", "is not a URI"},
+    {"{\"type\":\"string\",\"format\":\"uri\"}", "\"1x:z\"", "is not a URI"},
+    {"{\"type\":\"string\",\"format\":\"uri\"}", "\"x:\"", "is not a URI"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2000-02-29\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2023-02-29\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"1900-02-29\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2024-13-01\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2024-00-01\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2024-04-31\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2024-4-1\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date\"}", "\"2024-04-01T\"",
+     "is not a date (YYYY-MM-DD)"},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     "\"2024-04-01T10:00:00Z\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     "\"2024-04-01t23:59:60.25-08:30\"", NULL},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}", "\"2024-04-01\"",
+     "is not a date and time (YYYY-MM-DDTHH:MM:SSZ)"},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     "\"2024-04-01T10:00:00\"",
+     "is not a date and time (YYYY-MM-DDTHH:MM:SSZ)"},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     "\"2024-04-01T24:00:00Z\"",
+     "is not a date and time (YYYY-MM-DDTHH:MM:SSZ)"},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     "\"2024-04-01T10:00:00.Z\"",
+     "is not a date and time (YYYY-MM-DDTHH:MM:SSZ)"},
+    {"{\"type\":\"string\",\"format\":\"date-time\"}",
+     "\"2024-04-01T10:00:00+08\"",
+     "is not a date and time (YYYY-MM-DDTHH:MM:SSZ)"},
+    {"{\"type\":\"string\",\"format\":\"color\"}", "\"red\"", NULL},
+    {"{\"type\":\"integer\"}", "12345678901234567890", NULL},
+    {"{\"type\":\"integer\"}", "3.0", NULL},
+    {"{\"type\":\"integer\"}", "-1e2", NULL},
+    {"{\"type\":\"integer\"}", "3.5", "is not a whole number"},
+    {"{\"type\":\"integer\"}", "\"3\"", "is not a number"},
+    {"{\"type\":\"number\",\"minimum\":-1.5,\"maximum\":2}", "-1.5", NULL},
+    {"{\"type\":\"number\",\"minimum\":-1.5,\"maximum\":2}", "-1.51",
+     "is too small"},
+    {"{\"type\":\"number\",\"minimum\":-1.5,\"maximum\":2}", "2", NULL},
+    {"{\"type\":\"number\",\"minimum\":-1.5,\"maximum\":2}", "2.1",
+     "is too large"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}",
+     "0", "is too small"},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}",
+     "0.5", NULL},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}",
+     "1", "is too large"},
+    {"{\"type\":\"string\",\"const\":\"a\"}", "\"a\"", NULL},
+    {"{\"type\":\"string\",\"const\":\"a\"}", "\"b\"",
+     "is none of its choices"},
+    {"{\"type\":\"number\"}", "1e300", NULL},
+    {"{\"type\":\"number\"}", "true", "is not a number"},
+    {"{\"type\":\"boolean\"}", "false", NULL},
+    {"{\"type\":\"boolean\"}", "0", "is not true or false"},
+    {"{\"type\":\"string\",\"enum\":[\"a\",\"b\"],\"enumNames\":[\"A\",\"B\"]}",
+     "\"\\u0062\"", NULL},
+    {"{\"type\":\"string\",\"enum\":[\"a\",\"b\"]}", "\"c\"",
+     "is none of its choices"},
+    {"{\"enum\":[\"a\",\"b\"]}", "\"a\"", NULL},
+    {"{\"type\":\"integer\",\"enum\":[1,2]}", "2", NULL},
+    {"{\"type\":\"integer\",\"enum\":[1,2]}", "3", "is none of its choices"},
+    {"{\"type\":\"string\",\"oneOf\":[{\"const\":\"a\",\"title\":\"A\"}]}",
+     "\"a\"", NULL},
+    {"{\"type\":\"string\",\"oneOf\":[{\"const\":\"a\",\"title\":\"A\"}]}",
+     "\"A\"", "is none of its choices"},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"string\",\"enum\":[\"a\","
+     "\"b\"]},\"minItems\":1,\"maxItems\":2}", "[\"a\",\"b\"]", NULL},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"string\",\"enum\":[\"a\","
+     "\"b\"]},\"minItems\":1,\"maxItems\":2}", "[]", "has too few entries"},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"string\",\"enum\":[\"a\","
+     "\"b\"]},\"minItems\":1,\"maxItems\":2}", "[\"a\",\"a\",\"a\"]",
+     "has too many entries"},
+    {"{\"type\":\"array\",\"items\":{\"anyOf\":[{\"const\":\"a\"}]}}",
+     "[\"a\",\"b\"]", "has an entry that is none of its choices"},
+    {"{\"type\":\"array\",\"items\":{\"anyOf\":[{\"const\":\"a\"}]}}", "[1]",
+     "has an entry that is not text"},
+    {"{\"type\":\"array\",\"items\":{\"anyOf\":[{\"const\":\"a\"}]}}", "\"a\"",
+     "is not a list"},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"string\"}}", "[\"any\"]", NULL},
+    {"{\"anyOf\":[{\"type\":\"integer\",\"minimum\":2},{\"type\":\"null\"}]}",
+     "2", NULL},
+    {"{\"anyOf\":[{\"type\":\"integer\",\"minimum\":2},{\"type\":\"null\"}]}",
+     "1", "is too small"},
+    {"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", "\"x\"",
+     NULL},
+    {"{\"type\":[\"string\",\"null\"]}", "\"x\"", NULL},
+    {"{\"type\":[\"null\",\"boolean\"]}", "\"x\"", "is not true or false"},
+};
+
+// Of a text in a block of exactly its size.
+static mcp_json form_parse(mem *m, const char *text, mcp_doc **doc) {
+    char *p = exact(str_of(text));
+    *doc = NULL;
+    CHECK_INT(json_parse(m, str_make(p, strlen(text)), doc, NULL, NULL), 0);
+    free(p);
+    return json_root(*doc);
+}
+
+static void test_form_values(void) {
+    mem m;
+
+    mem_init(&m, NULL, NULL);
+    for (size_t i = 0; i < COUNT(form_cases); i++) {
+        const form_case *c = &form_cases[i];
+        mcp_doc *f, *v;
+        mcp_json field = form_parse(&m, c->field, &f);
+        mcp_json value = form_parse(&m, c->value, &v);
+        const char *got = form_wrong(field, value);
+        if (!CHECK_STR(str_of(got), str_of(c->wrong)))
+            printf("%s %s\n", c->field, c->value);
+        CHECK(form_field_ok(field));
+        json_free(f);
+        json_free(v);
+    }
+}
+
+static void test_form_schemas(void) {
+    static const struct {
+        const char *schema;
+        bool ok;
+    } cases[] = {
+        {"{\"type\":\"object\",\"properties\":{}}", true},
+        {"{\"type\":\"object\"}", true},
+        {"{\"properties\":{\"a\":{\"type\":\"string\"}}}", true},
+        {"{}", true},
+        {"null", false},
+        {"[]", false},
+        {"{\"type\":\"array\"}", false},
+        {"{\"type\":\"object\",\"properties\":[]}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"object\"}}}",
+         false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{}}}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":1}}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"http://x\"}}}",
+         false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\"}}}",
+         false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\","
+         "\"items\":{\"type\":\"object\"}}}}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"type\":"
+         "\"null\"}]}}}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"anyOf\":[{\"type\":"
+         "\"object\"}]}}}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":[\"string\","
+         "\"integer\"]}}}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},"
+         "\"required\":[\"a\"]}", true},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},"
+         "\"required\":[\"b\"]}", false},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},"
+         "\"required\":[1]}", false},
+    };
+    mem m;
+
+    mem_init(&m, NULL, NULL);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_doc *doc;
+        mcp_json schema = form_parse(&m, cases[i].schema, &doc);
+        if (!CHECK((form_refusal(schema) == NULL) == cases[i].ok))
+            printf("%s\n", cases[i].schema);
+        json_free(doc);
+    }
+}
+
+// So many fields, so many choices, so much text; and one more.
+static void test_form_limits(void) {
+    mem m;
+
+    mem_init(&m, NULL, NULL);
+    for (int more = 0; more < 2; more++) {
+        mcp_doc *doc;
+        buf b;
+        buf_init(&b, &m, SIZE_MAX);
+        buf_add(&b, S("{\"properties\":{"));
+        for (int i = 0; i < LIMIT_FIELDS + more; i++)
+            buf_fmt(&b, "%s\"f%d\":{\"type\":\"boolean\"}", i ? "," : "", i);
+        buf_add(&b, S("}}"));
+        CHECK((form_refusal(form_parse(&m, buf_z(&b), &doc)) != NULL) == more);
+        json_free(doc);
+        buf_clear(&b);
+        buf_add(&b, S("{\"properties\":{\"a\":{\"enum\":["));
+        for (int i = 0; i < LIMIT_CHOICES + more; i++)
+            buf_fmt(&b, "%s\"c%d\"", i ? "," : "", i);
+        buf_add(&b, S("]}}}"));
+        CHECK((form_refusal(form_parse(&m, buf_z(&b), &doc)) != NULL) == more);
+        json_free(doc);
+        buf_clear(&b);
+        buf_add(&b, S("{\"description\":\""));
+        while (b.len < (size_t)LIMIT_SCHEMA - 2 + (size_t)more)
+            buf_byte(&b, 'x');
+        buf_add(&b, S("\"}"));
+        CHECK_INT(b.len, LIMIT_SCHEMA + more);
+        CHECK((form_refusal(form_parse(&m, buf_z(&b), &doc)) != NULL) == more);
+        json_free(doc);
+        buf_free(&b);
+    }
+}
+
+#define FORM_ALL                                                              \
+    "{\"type\":\"object\",\"properties\":{"                                   \
+    "\"name\":{\"type\":\"string\",\"default\":\"John Doe\"},"                \
+    "\"age\":{\"type\":\"integer\",\"default\":30},"                          \
+    "\"score\":{\"type\":\"number\",\"default\":95.5},"                       \
+    "\"status\":{\"type\":\"string\",\"enum\":[\"active\",\"inactive\"],"     \
+    "\"default\":\"active\"},"                                                \
+    "\"verified\":{\"type\":\"boolean\",\"default\":true},"                   \
+    "\"tags\":{\"type\":\"array\",\"items\":{\"enum\":[\"x\",\"y\"]},"        \
+    "\"default\":[\"x\"]},"                                                   \
+    "\"mail\":{\"type\":\"string\",\"format\":\"email\",\"default\":\"no\"}," \
+    "\"note\":{\"type\":\"string\"}},\"required\":[\"name\",\"age\"]}"
+
+// What a content comes to: the fields in order of the form, defaults where
+// nothing was given, numbers as they were written.
+static void test_form_content(void) {
+    static const struct {
+        const char *schema, *content, *want;  // or what is wrong, after '!'
+    } cases[] = {
+        {FORM_ALL, "{}", "{\"name\":\"John Doe\",\"age\":30,\"score\":95.5,"
+         "\"status\":\"active\",\"verified\":true,\"tags\":[\"x\"]}"},
+        {FORM_ALL, "{\"note\":\"n\",\"score\":1.50,\"name\":null,\"age\":9}",
+         "{\"name\":\"John Doe\",\"age\":9,\"score\":1.50,\"status\":"
+         "\"active\",\"verified\":true,\"tags\":[\"x\"],\"note\":\"n\"}"},
+        {FORM_ALL, "{\"age\":1,\"age\":2,\"mail\":\"a@b\",\"tags\":[]}",
+         "{\"name\":\"John Doe\",\"age\":2,\"score\":95.5,\"status\":"
+         "\"active\",\"verified\":true,\"tags\":[],\"mail\":\"a@b\"}"},
+        {FORM_ALL, "{\"nmae\":\"x\"}", "!\"nmae\" is no field of this form"},
+        {FORM_ALL, "{\"nmae\":null}", "!\"nmae\" is no field of this form"},
+        {FORM_ALL, "{\"age\":\"x\"}", "!\"age\" is not a number"},
+        {"{\"properties\":{\"a\":{\"type\":\"string\"}},\"required\":[\"a\"]}",
+         "{}", "!\"a\" is required"},
+        {"{\"properties\":{\"a\":{\"type\":\"string\"}},\"required\":[\"a\"]}",
+         "{\"a\":null}", "!\"a\" is required"},
+        {"{\"properties\":{\"a\":{\"type\":\"string\",\"default\":1}},"
+         "\"required\":[\"a\"]}", "{}", "!\"a\" is required"},
+        {"{\"properties\":{\"a\":{\"type\":\"string\"}}}", "{}", "{}"},
+        {"{\"properties\":{\"a\":{\"type\":\"string\"},\"a\":{\"type\":"
+         "\"integer\"}}}", "{\"a\":1}", "{\"a\":1}"},
+        {"{}", "{}", "{}"},
+        {"{}", "{\"\\u001b[31m\":1}", "!\"\" is no field of this form"},
+    };
+    mem m;
+
+    mem_init(&m, NULL, NULL);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_doc *s, *c;
+        mcp_json schema = form_parse(&m, cases[i].schema, &s);
+        mcp_json content = form_parse(&m, cases[i].content, &c);
+        bool ok = *cases[i].want != '!';
+        mcp_writer w;
+        diag d;
+        diag_init(&d, &m, NULL);
+        w_init(&w, &m, SIZE_MAX);
+        CHECK(form_fits(schema, content, &d) == ok);
+        if (ok) form_write(&w, schema, content);
+        CHECK_STR(ok ? w_str(&w) : buf_str(&d.detail),
+                  str_of(cases[i].want + !ok));
+        CHECK_INT(d.code, ok ? MCP_OK : MCP_MISUSE);
+        w_free(&w);
+        diag_free(&d);
+        json_free(s);
+        json_free(c);
+    }
+}
+
+static const test tests_07c[] = {
+    {"form.values", test_form_values},
+    {"form.schemas", test_form_schemas},
+    {"form.limits", test_form_limits},
+    {"form.content", test_form_content},
 };
 
 
@@ -7476,7 +8048,670 @@ static const test tests_names[] = {
 };
 
 //=============================================================================
-// MARK: - 12 HTTP client
+// MARK: - 12 Routes
+//=============================================================================
+
+#if USE_HTTP
+
+// Every block of the registry, at its first and last address and beside them.
+static const struct {
+    const char *ip;
+    bool world;
+} route_places[] = {
+    {"0.0.0.0", false}, {"0.255.255.255", false}, {"1.0.0.0", true},
+    {"8.8.8.8", true}, {"9.255.255.255", true}, {"10.0.0.0", false},
+    {"10.255.255.255", false}, {"11.0.0.0", true}, {"100.63.255.255", true},
+    {"100.64.0.0", false}, {"100.127.255.255", false}, {"100.128.0.0", true},
+    {"126.255.255.255", true}, {"127.0.0.1", false},
+    {"127.255.255.255", false}, {"128.0.0.0", true},
+    {"169.253.255.255", true}, {"169.254.0.0", false},
+    {"169.254.169.254", false}, {"169.254.255.255", false},
+    {"169.255.0.0", true}, {"172.15.255.255", true}, {"172.16.0.0", false},
+    {"172.31.255.255", false}, {"172.32.0.0", true}, {"192.0.0.8", false},
+    {"192.0.1.0", true}, {"192.0.2.1", false}, {"192.0.3.0", true},
+    {"192.88.99.1", false}, {"192.167.255.255", true},
+    {"192.168.0.0", false}, {"192.168.255.255", false},
+    {"192.169.0.0", true}, {"198.17.255.255", true}, {"198.18.0.0", false},
+    {"198.19.255.255", false}, {"198.20.0.0", true},
+    {"198.51.100.7", false}, {"203.0.113.7", false},
+    {"203.0.114.0", true}, {"223.255.255.255", true}, {"224.0.0.1", false},
+    {"239.255.255.255", false}, {"240.0.0.1", false},
+    {"255.255.255.255", false}, {"::", false}, {"::1", false},
+    {"::2", false}, {"::8.8.8.8", false}, {"::ffff:127.0.0.1", false},
+    {"::ffff:8.8.8.8", false}, {"::ffff:0:8.8.8.8", false},
+    {"64:ff9b::8.8.8.8", true}, {"64:ff9b::10.0.0.1", false},
+    {"64:ff9b::127.0.0.1", false}, {"64:ff9b:0:0:0:1:808:808", false},
+    {"64:ff9b:1::8.8.8.8", false}, {"100::1", false},
+    {"1fff:ffff::", false}, {"2000::1", true}, {"2001::1", false},
+    {"2001:1ff:ffff::", false}, {"2001:200::", true},
+    {"2001:db7:ffff::", true}, {"2001:db8::1", false}, {"2001:db9::", true},
+    {"2001:4860:4860::8888", true}, {"2002:808:808::1", false},
+    {"2003::", true}, {"2606:4700::1111", true}, {"3ffe:ffff::", true},
+    {"3fff::1", false}, {"3fff:fff:ffff::", false}, {"3fff:1000::", true},
+    {"4000::1", false}, {"5f00::1", false}, {"fbff::1", false},
+    {"fc00::1", false}, {"fd12:3456::1", false}, {"fe80::1", false},
+    {"fe80::1%2", false}, {"febf::1", false}, {"fec0::1", false},
+    {"ff02::1", false}, {"ff0e::1", false}};
+
+static void test_routes_public(void) {
+    mem m = plain_mem();
+    buf text;
+
+    buf_init(&text, &m, 100);
+    for (size_t i = 0; i < COUNT(route_places); i++) {
+        os_addr a;
+        CHECK(addr_parse(route_places[i].ip, &a));
+        if (!CHECK_INT(addr_public(&a), route_places[i].world))
+            printf("%s\n", route_places[i].ip);
+        buf_clear(&text);
+        addr_text(&text, &a);
+        CHECK(buf_str(&text).len > 0);
+        CHECK(addr_parse(buf_z(&text), &a));
+    }
+    buf_free(&text);
+}
+
+// An environment: "NAME=value|NAME=value".
+static const char *route_vars = "";
+
+static const char *route_getenv(os *o, const char *name) {
+    static char values[4][3 * LIMIT_URL];  // several are looked at together
+    static int next;
+    char *value = values[next++ % 4];
+    str rest = str_of(route_vars), one, key, text;
+    (void)o;
+
+    while (rest.len) {
+        str_cut(rest, '|', &one, &rest);
+        str_cut(one, '=', &key, &text);
+        if (!str_is(key, name)) continue;
+        CHECK(text.len < sizeof values[0]);
+        memcpy(value, text.ptr, text.len);
+        value[text.len] = 0;
+        return value;
+    }
+    return NULL;
+}
+
+static void route_handle(mcp *m, const mem *a, const char *vars) {
+    memset(m, 0, sizeof *m);
+    m->mem = *a;
+    m->os.env = route_getenv;
+    secrets_init(&m->secrets, &m->mem);
+    route_vars = vars;
+}
+
+static void route_handle_free(mcp *m, proxy *list) {
+    for (proxy *next; list; list = next) {
+        next = list->next;
+        proxy_free(&m->mem, list);
+    }
+    secrets_free(&m->secrets);
+    route_vars = "";
+}
+
+static const struct {
+    const char *vars, *option, *url;
+    const char *way;  // "": direct; else its title, or what is wrong with it
+} route_cases[] = {
+    // Which variable.
+    {"", NULL, "https://a.example/", ""},
+    {"https_proxy=http://p:1", NULL, "https://a.example/",
+     "the proxy p:1 (https_proxy)"},
+    {"HTTPS_PROXY=http://p:1", NULL, "https://a.example/",
+     "the proxy p:1 (HTTPS_PROXY)"},
+    {"HTTPS_PROXY=http://p:1|https_proxy=http://q:2", NULL,
+     "https://a.example/", "the proxy q:2 (https_proxy)"},
+    {"HTTPS_PROXY=http://p:1|https_proxy=", NULL, "https://a.example/",
+     "the proxy p:1 (HTTPS_PROXY)"},
+    {"HTTPS_PROXY=http://p:1", NULL, "http://a.example/", ""},
+    {"HTTP_PROXY=http://p:1", NULL, "https://a.example/", ""},
+    {"HTTP_PROXY=http://p:1", NULL, "http://a.example/",
+     "the proxy p:1 (HTTP_PROXY)"},
+    {"http_proxy=http://q:2|HTTP_PROXY=http://p:1", NULL, "http://a.example/",
+     "the proxy q:2 (http_proxy)"},
+    {"ALL_PROXY=http://p:1", NULL, "http://a.example/",
+     "the proxy p:1 (ALL_PROXY)"},
+    {"all_proxy=http://p:1", NULL, "https://a.example/",
+     "the proxy p:1 (all_proxy)"},
+    {"ALL_PROXY=http://p:1|HTTPS_PROXY=http://q:2", NULL,
+     "https://a.example/", "the proxy q:2 (HTTPS_PROXY)"},
+    {"HTTPS_PROXY= http://p:1 ", NULL, "https://a.example/",
+     "the proxy p:1 (HTTPS_PROXY)"},
+    {"HTTPS_PROXY=  ", NULL, "https://a.example/", ""},
+    // A CGI script believes no HTTP_PROXY: a caller could have set it.
+    {"HTTP_PROXY=http://p:1|REQUEST_METHOD=GET", NULL, "http://a.example/",
+     ""},
+    {"HTTP_PROXY=http://p:1|REQUEST_METHOD=", NULL, "http://a.example/", ""},
+    {"http_proxy=http://p:1|REQUEST_METHOD=GET", NULL, "http://a.example/",
+     "the proxy p:1 (http_proxy)"},
+    {"HTTP_PROXY=http://p:1|ALL_PROXY=http://q:2|REQUEST_METHOD=GET", NULL,
+     "http://a.example/", "the proxy q:2 (ALL_PROXY)"},
+    {"HTTPS_PROXY=http://p:1|REQUEST_METHOD=GET", NULL, "https://a.example/",
+     "the proxy p:1 (HTTPS_PROXY)"},
+    // The option takes the place of all of them.
+    {"HTTPS_PROXY=http://p:1", "", "https://a.example/", ""},
+    {"HTTPS_PROXY=http://p:1", "http://o:3", "https://a.example/",
+     "the proxy o:3 (option proxy)"},
+    {"NO_PROXY=*", "http://o:3", "http://a.example/",
+     "the proxy o:3 (option proxy)"},
+    // This machine, whatever anybody says.
+    {"ALL_PROXY=http://p:1", NULL, "http://localhost/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "http://LOCALHOST./", ""},
+    {"ALL_PROXY=http://p:1", NULL, "https://a.localhost/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "https://127.0.0.1/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "https://127.9.9.9/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "https://[::1]:8443/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "https://[::ffff:127.0.0.1]/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "http://0.0.0.0/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "http://[::]/", ""},
+    {"", "http://o:3", "http://127.0.0.1/", ""},
+    {"ALL_PROXY=http://p:1", NULL, "http://notlocalhost/",
+     "the proxy p:1 (ALL_PROXY)"},
+    {"ALL_PROXY=http://p:1", NULL, "http://localhost.example/",
+     "the proxy p:1 (ALL_PROXY)"},
+    {"ALL_PROXY=http://p:1", NULL, "http://128.0.0.1/",
+     "the proxy p:1 (ALL_PROXY)"},
+    {"ALL_PROXY=http://p:1", NULL, "http://[::2]/",
+     "the proxy p:1 (ALL_PROXY)"},
+    // NO_PROXY in both cases.
+    {"ALL_PROXY=http://p:1|NO_PROXY=a.example", NULL, "https://a.example/",
+     ""},
+    {"ALL_PROXY=http://p:1|no_proxy=a.example", NULL, "https://a.example/",
+     ""},
+    {"ALL_PROXY=http://p:1|NO_PROXY=b|no_proxy=a.example", NULL,
+     "https://a.example/", ""},
+    {"ALL_PROXY=http://p:1|NO_PROXY=a.example|no_proxy=b", NULL,
+     "https://a.example/", "the proxy p:1 (ALL_PROXY)"},
+    {"ALL_PROXY=http://p:1|NO_PROXY=a.example|no_proxy=", NULL,
+     "https://a.example/", ""}};
+
+// What is in NO_PROXY, and whether it covers the URL.
+static const struct {
+    const char *list, *url;
+    bool direct;
+} route_lists[] = {
+    {"", "http://a.example/", false},
+    {"*", "http://a.example/", true},
+    {" * ", "https://a.example:8443/", true},
+    {"*", "http://10.0.0.1/", true},
+    {"b,*", "http://a.example/", true},
+    {"a.example", "http://a.example/", true},
+    {"A.Example", "http://a.exAMPLE/", true},
+    {"a.example.", "http://a.example/", true},
+    {"a.example", "http://a.example./", true},
+    {"example", "http://a.example/", true},
+    {".example", "http://a.example/", true},
+    {"*.example", "http://a.example/", true},
+    {"example", "http://example/", true},
+    {".example", "http://example/", true},
+    {"*.example", "http://example/", true},
+    {"a.example", "http://b.a.example/", true},
+    {"a.example", "http://ba.example/", false},
+    {".example", "http://aexample/", false},
+    {"example", "http://a.example.net/", false},
+    {"a.example", "http://example/", false},
+    {"ample", "http://a.example/", false},
+    {"a.*", "http://a.example/", false},
+    {".", "http://a.example/", false},
+    {"*.", "http://a.example/", false},
+    {",, ,", "http://a.example/", false},
+    {"b,a.example", "http://a.example/", true},
+    {"b a.example c", "http://a.example/", true},
+    {"b ,\ta.example\n, c", "http://a.example/", true},
+    {"b,c;d", "http://d/", false},
+    // Ports.
+    {"a.example:80", "http://a.example/", true},
+    {"a.example:443", "https://a.example/", true},
+    {"a.example:443", "http://a.example/", false},
+    {"a.example:8080", "http://a.example:8080/", true},
+    {"a.example:8080", "http://a.example:8081/", false},
+    {".example:8080", "http://a.example:8080/", true},
+    {"*:8080", "http://a.example:8080/", true},
+    {"*:8080", "http://a.example/", false},
+    {"a.example:", "http://a.example/", false},
+    {"a.example:x", "http://a.example/", false},
+    {"a.example:80x", "http://a.example/", false},
+    {"a.example:65616", "http://a.example/", false},
+    {"a.example:080", "http://a.example/", true},
+    // Addresses.
+    {"10.0.0.1", "http://10.0.0.1/", true},
+    {"10.0.0.1", "http://10.0.0.11/", false},
+    {"0.0.1", "http://10.0.0.1/", false},
+    {".0.0.1", "http://10.0.0.1/", false},
+    {"10.0.0.1:81", "http://10.0.0.1:81/", true},
+    {"10.0.0.1:81", "http://10.0.0.1/", false},
+    {"10.0.0.1", "http://a.example/", false},
+    {"fd00::1", "http://[fd00::1]/", true},
+    {"[fd00::1]", "http://[fd00::1]/", true},
+    {"FD00:0:0::1", "http://[fd00::1]/", true},
+    {"[fd00::1]:81", "http://[fd00::1]:81/", true},
+    {"[fd00::1]:81", "http://[fd00::1]/", false},
+    {"[fd00::1]x", "http://[fd00::1]/", false},
+    {"[fd00::1", "http://[fd00::1]/", false},
+    {"fd00::2", "http://[fd00::1]/", false},
+    {"10.0.0.1", "http://[::ffff:10.0.0.1]/", true},
+    {"::ffff:10.0.0.1", "http://10.0.0.1/", true},
+    // Blocks.
+    {"10.0.0.0/8", "http://10.255.0.1/", true},
+    {"10.0.0.0/8", "http://11.0.0.1/", false},
+    {"10.9.9.9/8", "http://10.1.1.1/", true},
+    {"10.0.0.0/8", "http://[::ffff:10.1.1.1]/", true},
+    {"10.0.0.0/8", "http://a.example/", false},
+    {"172.16.0.0/12", "http://172.31.0.1/", true},
+    {"172.16.0.0/12", "http://172.32.0.1/", false},
+    {"192.0.2.129/25", "http://192.0.2.200/", true},
+    {"192.0.2.129/25", "http://192.0.2.100/", false},
+    {"192.0.2.1/32", "http://192.0.2.1/", true},
+    {"192.0.2.1/32", "http://192.0.2.2/", false},
+    {"192.0.2.1/33", "http://192.0.2.1/", false},
+    {"192.0.2.1/", "http://192.0.2.1/", false},
+    {"192.0.2.1/x", "http://192.0.2.1/", false},
+    {"192.0.2/24", "http://192.0.2.1/", false},
+    {"0.0.0.0/0", "http://192.0.2.1/", true},
+    {"0.0.0.0/0", "http://[fd00::1]/", false},
+    {"fd00::/8", "http://[fdff::1]/", true},
+    {"[fd00::]/8", "http://[fdff::1]/", true},
+    {"fd00::/8", "http://[fe80::1]/", false},
+    {"2001:db8::/33", "http://[2001:db8:7fff::1]/", true},
+    {"2001:db8::/33", "http://[2001:db8:8000::1]/", false},
+    {"::/0", "http://[fd00::1]/", true},
+    {"fd00::1/128", "http://[fd00::1]/", true},
+    {"fd00::1/129", "http://[fd00::1]/", false},
+    {"http://a.example", "http://a.example/", false}};
+
+// Which way, by what is set.
+static void test_routes_choice(void) {
+    for (size_t i = 0; i < COUNT(route_cases); i++) {
+        mem a = plain_mem();
+        proxy *list = NULL;
+        const proxy *via;
+        mcp m;
+        url u;
+        route_handle(&m, &a, route_cases[i].vars);
+        m.opt.proxy = route_cases[i].option;
+        CHECK_INT(url_parse(&a, str_of(route_cases[i].url), &u), MCP_OK);
+        CHECK(route_find(&m, &list, &u, &via));
+        if (!CHECK_STR(str_of(via ? via->title : ""),
+                       str_of(route_cases[i].way)))
+            printf("%s %s\n", route_cases[i].vars, route_cases[i].url);
+        url_free(&a, &u);
+        route_handle_free(&m, list);
+    }
+}
+
+static void test_routes_no_proxy(void) {
+    for (size_t i = 0; i < COUNT(route_lists); i++) {
+        mem a = plain_mem();
+        str list = str_of(route_lists[i].list);
+        char *text = exact(list);
+        url u;
+        CHECK_INT(url_parse(&a, str_of(route_lists[i].url), &u), MCP_OK);
+        if (!CHECK_INT(route_exempt(str_make(text, list.len), &u),
+                       route_lists[i].direct))
+            printf("%s %s\n", route_lists[i].list, route_lists[i].url);
+        url_free(&a, &u);
+        free(text);
+    }
+}
+
+#define NOT_THE_FORM "is not of the form http://[user:password@]host[:port]"
+
+static const struct {
+    const char *text, *host;
+    unsigned port;
+    const char *auth;  // before base64, or NULL
+    const char *bad;
+} route_proxies[] = {
+    {"http://p.example:3128", "p.example", 3128, NULL, NULL},
+    {"http://p.example:3128/", "p.example", 3128, NULL, NULL},
+    {"HTTP://P.Example", "p.example", 80, NULL, NULL},
+    {"p.example:3128", "p.example", 3128, NULL, NULL},
+    {"p.example", "p.example", 80, NULL, NULL},
+    {"10.0.0.1:8080", "10.0.0.1", 8080, NULL, NULL},
+    {"http://[fd00:0::1]:8080", "fd00::1", 8080, NULL, NULL},
+    {"localhost:3128", "localhost", 3128, NULL, NULL},
+    {"http://u:pw@p:1", "p", 1, "u:pw", NULL},
+    {"u:pw@p:1", "p", 1, "u:pw", NULL},
+    {"http://u@p:1", "p", 1, "u:", NULL},
+    {"http://:pw@p:1", "p", 1, ":pw", NULL},
+    {"http://@p:1", "p", 1, ":", NULL},
+    {"http://u:a:b@p:1", "p", 1, "u:a:b", NULL},
+    {"http://u%40corp:%3a%2F%c3%A9@p:1", "p", 1, "u@corp::/\xC3\xA9", NULL},
+    {"http://u:100%@p:1", "p", 1, "u:100%", NULL},
+    {"http://u:%4@p:1", "p", 1, "u:%4", NULL},
+    {"http://u:%zz%00@p:1", "p", 1, NULL, NULL},
+    {"http://u:p@ss/w?r#d@p:1", "p", 1, "u:p@ss/w?r#d", NULL},
+    {"https://p:1", NULL, 0, NULL,
+     "names an https:// proxy; only http:// proxies can be used"},
+    {"HTTPS://u:pw@p:1", NULL, 0, NULL,
+     "names an https:// proxy; only http:// proxies can be used"},
+    {"socks5h://p:1", NULL, 0, NULL,
+     "names a SOCKS proxy; only http:// proxies can be used"},
+    {"socks://p:1", NULL, 0, NULL,
+     "names a SOCKS proxy; only http:// proxies can be used"},
+    {"ftp://p:1", NULL, 0, NULL, "names no http:// proxy"},
+    {"://p:1", NULL, 0, NULL, "names no http:// proxy"},
+    {"http://", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p:1/path", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p:1?q", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p:0", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p:65536", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p:x", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p q:1", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://p\r\nX: y:1", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://u:pw@", NULL, 0, NULL, NOT_THE_FORM},
+    {"http://u:pw@1.2.3:1", NULL, 0, NULL, NOT_THE_FORM}};
+
+static void test_routes_proxy_urls(void) {
+    for (size_t i = 0; i < COUNT(route_proxies); i++) {
+        const char *want = route_proxies[i].auth;
+        str text = str_of(route_proxies[i].text);
+        mem a = plain_mem();
+        char *copy = exact(text), code[200];
+        proxy *list = NULL, *p;
+        mcp m;
+        route_handle(&m, &a, "");
+        p = proxy_of(&m, &list, str_make(copy, text.len), "V");
+        CHECK(p && list == p && !p->next);
+        CHECK_STR(str_of(p->bad ? p->bad : ""),
+                  str_of(route_proxies[i].bad ? route_proxies[i].bad : ""));
+        if (!p->bad) {
+            CHECK_STR(str_of(p->host), str_of(route_proxies[i].host));
+            CHECK_INT(p->port, route_proxies[i].port);
+        }
+        if (want) {
+            code[base64_encode(code, str_of(want))] = 0;
+            CHECK_STR(str_of(p->auth), str_of(code));
+        }
+        CHECK(p->bad || !strchr(p->title, '@'));
+        // The same again is the same; of another variable it is not.
+        CHECK(proxy_of(&m, &list, text, "V") == p);
+        CHECK(proxy_of(&m, &list, text, "W") != p);
+        CHECK(list->number == 2 && list->next == p);
+        route_handle_free(&m, list);
+        free(copy);
+    }
+}
+
+// Both sides of the longest URL, all of it password.
+static void test_routes_longest(void) {
+    for (size_t n = LIMIT_URL - 2; n <= LIMIT_URL + 3; n++) {
+        mem a = plain_mem();
+        char *text = malloc(n + 1);
+        proxy *list = NULL, *p;
+        mcp m;
+        memset(text, 'x', n);
+        memcpy(text, "u:", 2);
+        memcpy(text + n - 4, "@p:1", 5);
+        route_handle(&m, &a, "");
+        p = proxy_of(&m, &list, str_of(text), "V");
+        if (CHECK(p != NULL)) CHECK_INT(p->bad != NULL, n > LIMIT_URL);
+        if (p && !p->bad) CHECK_INT(strlen(p->auth), BASE64_LEN(n - 4));
+        route_handle_free(&m, list);
+        free(text);
+    }
+}
+
+// The password is known in all its forms, and no text of ours holds it.
+static void test_routes_secrets(void) {
+    static const char *const hidden[] = {"canary-%2F-word", "canary-/-word",
+                                         "dTpjYW5hcnktLy13b3Jk"};
+    mem a = plain_mem();
+    proxy *list = NULL;
+    mcp m;
+    buf text;
+
+    route_handle(&m, &a, "");
+    CHECK(proxy_of(&m, &list, S("http://u:canary-%2F-word@p:1"), "V"));
+    CHECK_STR(str_of(list->title), S("the proxy p:1 (V)"));
+    buf_init(&text, &a, 1000);
+    for (size_t i = 0; i < COUNT(hidden); i++) {
+        buf_clear(&text);
+        buf_fmt(&text, "a %s b", hidden[i]);
+        secrets_mask(&m.secrets, &text, 0);
+        CHECK_STR(buf_str(&text), S("a *** b"));
+    }
+    buf_free(&text);
+    route_handle_free(&m, list);
+}
+
+#define BASIC407 "HTTP/1.1 407 Auth\r\nProxy-Authenticate: Basic realm=x\r\n"
+#define NEGOTIATE407                                                          \
+    "HTTP/1.1 407 Auth\r\nProxy-Authenticate: Negotiate\r\n"
+
+static const struct {
+    const char *answer;
+    mcp_code code;
+    const char *words;
+    bool user;  // the proxy's URL has one
+} route_tunnels[] = {
+    {"HTTP/1.1 200 Connection established\r\n\r\n", MCP_OK, "", false},
+    {"HTTP/1.0 200 OK\r\n\r\n", MCP_OK, "", true},
+    {"HTTP/1.1 200\nVia: x\n\n", MCP_OK, "", true},
+    {"HTTP/1.1 204 No\r\n\r\n", MCP_OK, "", true},
+    {"HTTP/1.1 100 Wait\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", MCP_OK, "", true},
+    // RFC 9110 9.3.6: such headers mean nothing here.
+    {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n"
+     "Content-Encoding: gzip\r\n\r\n", MCP_OK, "", false},
+    {BASIC407 "\r\nwho are you", MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) wants a user and password; its URL may hold them "
+     "before the host (HTTP 407)", false},
+    {"HTTP/1.1 407 Auth\r\n\r\n", MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) wants a user and password", false},
+    {BASIC407 "\r\n", MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) does not accept the user and password that are set for "
+     "it (HTTP 407)", true},
+    {NEGOTIATE407 "\r\n", MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) wants a sign-in of another kind than Basic, the only "
+     "one that can be used (HTTP 407)", true},
+    {NEGOTIATE407 "Proxy-Authenticate: basic realm=x\r\n\r\n",
+     MCP_CONNECTION_FAILED, "does not accept", true},
+    {"HTTP/1.1 403 Filtered\r\nContent-Length: 5\r\n\r\nno no",
+     MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) does not allow a way to a.example:443 (HTTP 403)",
+     false},
+    {"HTTP/1.1 502 Bad Gateway\r\n\r\n", MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) does not reach a.example:443 (HTTP 502)", false},
+    {"HTTP/1.1 503 No\r\n\r\n", MCP_CONNECTION_FAILED, "(HTTP 503)", false},
+    {"HTTP/1.1 400 Bad\r\n\r\n", MCP_CONNECTION_FAILED,
+     "the proxy p:1 (V) refuses a way to a.example:443 (HTTP 400)", false},
+    {"HTTP/1.1 302 Found\r\nLocation: http://login/\r\n\r\n",
+     MCP_CONNECTION_FAILED, "(HTTP 302)", false},
+    {"HTTP/1.1 401 No\r\n\r\n", MCP_CONNECTION_FAILED,
+     "does not accept the user and password that are set for it (HTTP 401)",
+     true},
+    {"HTTP/1.1 101 Switch\r\n\r\n", MCP_PROTOCOL_ERROR,
+     "the proxy p:1 (V): the server changed the protocol", false},
+    {"HTTP/1.1 200 OK\r\n\r\nX", MCP_PROTOCOL_ERROR,
+     "the proxy p:1 (V) sent bytes of its own into the connection to "
+     "a.example:443", false},
+    {"SSH-2.0-x\r\n", MCP_PROTOCOL_ERROR,
+     "the proxy p:1 (V): the answer does not start with an HTTP/1.1 status "
+     "line", false},
+    {"HTTP/1.1 200 OK\r\nA : b\r\n\r\n", MCP_PROTOCOL_ERROR,
+     "the proxy p:1 (V): a header", false},
+    {"HTTP/1.1 200 OK\r\nA: b\r\n", MCP_PENDING, "", false},
+    {"", MCP_PENDING, "", false}};
+
+// Feed an answer in two pieces; what comes behind the verdict is not fed, as
+// nobody would read on.
+static mcp_code route_tunnel(mem *a, const char *answer, size_t cut, bool user,
+                             diag *d) {
+    str whole = str_of(answer), part;
+    proxy *list = NULL, *p;
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+    tunnel t;
+    mcp m;
+
+    route_handle(&m, a, "");
+    p = proxy_of(&m, &list, user ? S("http://u:canary@p:1") : S("http://p:1"),
+                 "V");
+    if (p) {
+        rc = tunnel_init(&t, &m.mem, p, "a.example:443");
+        if (!rc)
+            CHECK_STR(buf_str(&t.out),
+                      user ? S("CONNECT a.example:443 HTTP/1.1\r\n"
+                               "Host: a.example:443\r\n"
+                               "Proxy-Authorization: Basic dTpjYW5hcnk=\r\n"
+                               "\r\n")
+                           : S("CONNECT a.example:443 HTTP/1.1\r\n"
+                               "Host: a.example:443\r\n\r\n"));
+        for (int i = 0; i < 2 && (!rc || rc == MCP_PENDING); i++) {
+            char *copy;
+            size_t n;
+            part = i ? str_skip(whole, cut) : str_head(whole, cut);
+            n = part.len;
+            copy = exact(part);
+            part.ptr = copy;
+            if (n) rc = tunnel_feed(&t, &part, d);
+            free(copy);
+            if (!n && !i) rc = MCP_PENDING;
+        }
+        tunnel_free(&t);
+    }
+    route_handle_free(&m, list);
+    return rc;
+}
+
+static void test_routes_tunnel(void) {
+    for (size_t i = 0; i < COUNT(route_tunnels); i++) {
+        const char *answer = route_tunnels[i].answer;
+        for (size_t cut = 0; cut <= strlen(answer); cut++) {
+            mem a = plain_mem();
+            diag d;
+            mcp_code rc;
+            diag_init(&d, &a, NULL);
+            rc = route_tunnel(&a, answer, cut, route_tunnels[i].user, &d);
+            // A byte behind the head that comes later is TLS's to judge.
+            if (route_tunnels[i].code == MCP_PROTOCOL_ERROR &&
+                cut == strlen(answer) - 1 && answer[cut] == 'X')
+                rc = MCP_PROTOCOL_ERROR;
+            else
+                CHECK(strstr(buf_z(&d.detail), route_tunnels[i].words));
+            if (!CHECK_INT(rc, route_tunnels[i].code))
+                printf("%s: %s\n", answer, buf_z(&d.detail));
+            CHECK(!strstr(buf_z(&d.detail), "canary"));
+            CHECK(!strstr(buf_z(&d.detail), "who are you"));
+            diag_free(&d);
+        }
+    }
+}
+
+// A head without end.
+static void test_routes_tunnel_limits(void) {
+    for (int lines = 0; lines < 2; lines++) {
+        mem a = plain_mem();
+        proxy *list = NULL;
+        size_t fed = 0;
+        mcp_code rc;
+        tunnel t;
+        diag d;
+        mcp m;
+        str in = S("HTTP/1.1 200 OK\r\nA: ");
+        route_handle(&m, &a, "");
+        diag_init(&d, &a, NULL);
+        CHECK(proxy_of(&m, &list, S("p:1"), "V"));
+        CHECK_INT(tunnel_init(&t, &a, list, "a:443"), MCP_OK);
+        rc = tunnel_feed(&t, &in, &d);
+        for (; rc == MCP_PENDING && fed < 1 << 20; fed += in.len) {
+            in = lines ? S("x\r\nA: ") : S("xxxx");
+            rc = tunnel_feed(&t, &in, &d);
+            in.len = 4;
+        }
+        CHECK_INT(rc, MCP_LIMIT_EXCEEDED);
+        CHECK(strstr(buf_z(&d.detail), lines ? "64 KiB" : "16 KiB"));
+        CHECK(fed <= LIMIT_HTTP_HEAD);
+        tunnel_free(&t);
+        diag_free(&d);
+        route_handle_free(&m, list);
+    }
+}
+
+static mcp_code routes_torture_body(mem *a) {
+    static const char vars[] = "HTTPS_PROXY=http://user:pass%20word@p:1|"
+                               "http_proxy=socks5://p|NO_PROXY=.b.example";
+    static const char *const urls[] = {"https://a.example/",
+                                       "http://a.example/",
+                                       "https://a.b.example/"};
+    proxy *list = NULL;
+    const proxy *via;
+    mcp_code rc = MCP_OK;
+    mem plain = plain_mem();
+    diag d;
+    mcp m;
+    url u;
+
+    route_handle(&m, a, vars);
+    for (size_t i = 0; !rc && i < COUNT(urls); i++) {
+        CHECK_INT(url_parse(&plain, str_of(urls[i]), &u), MCP_OK);
+        if (!route_find(&m, &list, &u, &via)) rc = MCP_OUT_OF_MEMORY;
+        url_free(&plain, &u);
+    }
+    route_handle_free(&m, list);
+    diag_init(&d, &plain, NULL);
+    if (!rc)
+        rc = route_tunnel(a, "HTTP/1.1 200 OK\r\nVia: x\r\n\r\n", 9, true, &d);
+    diag_free(&d);
+    return rc;
+}
+
+static void test_routes_torture(void) {
+    torture(routes_torture_body);
+}
+
+static void test_routes_loopback(void) {
+    static const struct {
+        const char *url;
+        bool yes;
+    } cases[] = {{"http://localhost/", true}, {"http://LocalHost./", true},
+                 {"http://x.localhost:1/", true}, {"http://127.0.0.1/", true},
+                 {"http://127.255.255.254/", true}, {"http://[::1]/", true},
+                 {"http://[::ffff:127.0.0.1]/", true},
+                 {"http://0.0.0.0/", false}, {"http://[::]/", false},
+                 {"http://[::2]/", false}, {"http://126.0.0.1/", false},
+                 {"http://localhost.example/", false},
+                 {"http://127.0.0.1.example/", false},
+                 {"http://xlocalhost/", false}};
+    mem a = plain_mem();
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        url u;
+        CHECK_INT(url_parse(&a, str_of(cases[i].url), &u), MCP_OK);
+        if (!CHECK_INT(url_loopback(&u), cases[i].yes))
+            printf("%s\n", cases[i].url);
+        url_free(&a, &u);
+    }
+}
+
+#else
+
+// There is no way to anywhere.
+static void test_routes_switched_off(void) {
+    CHECK(!USE_HTTP);
+}
+
+#endif  // USE_HTTP
+
+static const test tests_routes[] = {
+#if USE_HTTP
+    {"routes.choice", test_routes_choice},
+    {"routes.no_proxy", test_routes_no_proxy},
+    {"routes.proxy_urls", test_routes_proxy_urls},
+    {"routes.longest", test_routes_longest},
+    {"routes.secrets", test_routes_secrets},
+    {"routes.tunnel", test_routes_tunnel},
+    {"routes.tunnel_limits", test_routes_tunnel_limits},
+    {"routes.torture", test_routes_torture},
+    {"routes.public", test_routes_public},
+    {"routes.loopback", test_routes_loopback},
+#else
+    {"routes.switched_off", test_routes_switched_off},
+#endif
+};
+
+//=============================================================================
+// MARK: - 12b Connections, 12c HTTP client
 //
 // A client and a server in one thread, each with a handle (and so an allocator
 // and a platform table) of its own, turned in alternation. What the server
@@ -7552,6 +8787,7 @@ static struct {
     int64_t skew;
     int waits, reads, sends, connects;
     uint8_t deaf_ip;       // last byte of the address that never answers
+    bool world;            // 8.8.8.8 is what 127.0.0.1 is
 } lab_os;
 
 static int64_t lab_now(os *o) {
@@ -7577,8 +8813,13 @@ static ptrdiff_t lab_send(os *o, os_fd fd, const void *from, size_t n) {
 static os_result lab_connect(os *o, const os_addr *a, os_fd *out) {
     os_addr any = *a;
     lab_os.connects++;
+    if (lab_os.world && a->family == 4 && a->ip[0] == 8) {
+        any.ip[0] = 127;
+        any.ip[1] = any.ip[2] = 0;
+        any.ip[3] = 1;
+    }
     if (!lab_os.deaf_ip || a->ip[3] != lab_os.deaf_ip)
-        return lab_os.real.connect(o, a, out);
+        return lab_os.real.connect(o, &any, out);
     any.port = 0;
     any.ip[3] = 1;
     return lab_os.real.listen(o, &any, out);
@@ -7744,7 +8985,9 @@ static void lab_open_at(lab *w, const char *address) {
     lab_os.real = w->client.os;
     lab_os.skew = 0;
     lab_os.deaf_ip = 0;
+    lab_os.world = false;
     lab_os.waits = lab_os.reads = lab_os.sends = lab_os.connects = 0;
+    w->client.os.env = route_getenv;
     w->client.os.now_ms = lab_now;
     w->client.os.wait = lab_wait;
     w->client.os.read = lab_read;
@@ -7833,8 +9076,12 @@ static url lab_url(const lab *w, const char *path) {
 }
 
 static http_ask lab_ask(lab *w, const url *u, const char *body) {
-    http_ask how = {"POST", NULL, {NULL, 0}, {NULL, 0}, true, 1 << 20, 0,
-                    false};
+    http_ask how;
+
+    memset(&how, 0, sizeof how);
+    how.method = "POST";
+    how.repeatable = true;
+    how.max_body = 1 << 20;
     how.url = u;
     how.body = str_of(body);
     how.deadline = w->client.os.now_ms(&w->client.os) + 5000;
@@ -7977,6 +9224,9 @@ static const struct {
     {"HTTP/1.1 503 Busy\r\nContent-Type: text/event-stream\r\n"
      "Content-Length: 9\r\n\r\ndata: x\n\n", 503, "data: x\n\n"},
     {"HTTP/1.1 302 Found\r\nContent-Length: 2\r\n\r\nno", 302, "no"},
+    {"HTTP/1.0 500 Oh\r\nContent-Length: 20\r\n\r\n<h1>", 500, "<h1>"},
+    {"HTTP/1.1 502 Oh\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n<h1>", 502,
+     "<h1>"},
     {"HTTP/1.1 304 Same\r\nContent-Length: 5\r\n\r\n", 304, ""}};
 
 // Whole, and in bytes of a packet each.
@@ -8524,6 +9774,145 @@ static void test_client_addresses(void) {
     lab_close(&w);
 }
 
+static http_xchg *client_ask_public(lab *w, const char *host) {
+    mem m = plain_mem();
+    url u = lab_url_at(w, host, "/meta?key=secret");
+    http_ask how = lab_ask(w, &u, "1");
+    http_xchg *x;
+
+    how.public_only = true;
+    x = http_start(&w->client, &how, &w->owner);
+    url_free(&m, &u);
+    CHECK(x != NULL);
+    return x;
+}
+
+// Literal addresses, localhost, names that lead inside, one of several.
+static void test_client_public_only(void) {
+    static const lab_step script[] = {REQ, SEND(ANSWER), REQ, SEND(ANSWER),
+                                      HOLD};
+    static const struct {
+        const char *host, *addresses, *says;
+    } inside[] = {{"127.0.0.1", "", "127.0.0.1 is not a public address"},
+                  {"[::1]", "", "::1 is not a public address"},
+                  {"0.0.0.0", "", "0.0.0.0 is not a public address"},
+                  {"[::ffff:7f00:1]", "", "is not a public address"},
+                  {"localhost", "", "is not a public address"},
+                  {"a.example", "10.1.2.3", "10.1.2.3 is not a public"},
+                  {"a.example", "fe80::1%1 127.0.0.1", "fe80::1 is not a"}};
+    http_xchg *x;
+    lab w;
+
+    for (size_t i = 0; i < COUNT(inside); i++) {
+        lab_open(&w);
+        client_list = inside[i].addresses;
+        if (*client_list) w.client.opt.resolve = client_resolve;
+        x = client_ask_public(&w, inside[i].host);
+        lab_until(&w, x, HTTP_DONE);
+        lab_says(x, MCP_CONNECTION_FAILED, inside[i].says);
+        CHECK(strstr(buf_z(&http_failure(x)->detail), "secret") == NULL);
+        CHECK_INT(lab_os.connects, 0);
+        lab_free(&w, x);
+        lab_close(&w);
+    }
+    lab_open(&w);  // the private ones are left out, the rest is good
+    lab_os.world = true;
+    w.scripts[0] = script;
+    w.client.opt.resolve = client_resolve;
+    client_list = "127.0.0.1 8.8.8.8 ::1";
+    lab_good(&w, client_ask_public(&w, "a.example"), "{}");
+    CHECK_INT(lab_os.connects, 1);
+    lab_good(&w, client_ask_public(&w, "a.example"), "{}");
+    CHECK_INT(w.conns, 1);
+    lab_close(&w);
+}
+
+// A connection that was kept from a request which might go anywhere.
+static void test_client_public_kept(void) {
+    static const lab_step script[] = {REQ, SEND(ANSWER), REQ, SEND(ANSWER),
+                                      HOLD};
+    lab w;
+    http_xchg *x;
+
+    lab_open(&w);
+    lab_os.world = true;
+    w.scripts[0] = w.scripts[1] = script;
+    lab_good(&w, client_named(&w, "127.0.0.1"), "{}");
+    x = client_ask_public(&w, "some.name.example");
+    lab_until(&w, x, HTTP_DONE);
+    lab_says(x, MCP_CONNECTION_FAILED, "127.0.0.1 is not a public address");
+    lab_free(&w, x);
+    CHECK_INT(w.conn[0].requests, 1);
+    lab_good(&w, client_named(&w, "127.0.0.1"), "{}");  // it is kept still
+    CHECK_INT(w.conn[0].requests, 2);
+    lab_close(&w);
+    lab_open(&w);
+    lab_os.world = true;
+    w.scripts[0] = script;
+    lab_good(&w, client_named(&w, "8.8.8.8"), "{}");
+    client_list = "127.0.0.1";  // the name has moved; the connection has not
+    lab_good(&w, client_ask_public(&w, "some.name.example"), "{}");
+    CHECK_INT(w.conn[0].requests, 2);
+    lab_close(&w);
+}
+
+// A site that was once seen in public does not become private by moving.
+static void test_client_private(void) {
+    static const lab_step script[] = {REQ, SEND(ANSWER), CLOSE};
+    static const char *const moves[] = {"127.0.0.1", "8.8.8.8", "127.0.0.1"};
+    mem m = plain_mem();
+    lab w;
+    url u;
+
+    lab_open(&w);
+    lab_os.world = true;
+    u = lab_url_at(&w, "some.name.example", "/");
+    CHECK(!http_is_private(&w.client, &u));
+    for (int i = 0; i < 3; i++) {
+        w.scripts[i] = script;
+        lab_good(&w, client_named(&w, moves[i]), "{}");
+        lab_idle(&w, 5);
+        CHECK_INT(w.conns, i + 1);
+        CHECK_INT(http_is_private(&w.client, &u), i == 0);
+    }
+    url_free(&m, &u);
+    lab_close(&w);
+}
+
+// The redirect itself is the answer, with what it says.
+static void test_client_no_redirect(void) {
+    static const char *const heads[] = {
+        "HTTP/1.1 302 F\r\nLocation: http://10.0.0.1/?a=b\r\n"
+        "Content-Length: 2\r\n\r\nno",
+        "HTTP/1.1 307 F\r\nLocation: ///\r\nContent-Length: 2\r\n\r\nno",
+        "HTTP/1.1 308 F\r\nLocation: /a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "2\r\nno\r\n0\r\n\r\n"};
+    mem m = plain_mem();
+
+    for (size_t i = 0; i < COUNT(heads); i++) {
+        lab_step script[] = {REQ, SEND(NULL), HOLD};
+        http_xchg *x;
+        http_ask how;
+        url u;
+        lab w;
+        script[1].text = heads[i];
+        lab_open(&w);
+        w.scripts[0] = script;
+        u = lab_url(&w, "/");
+        how = lab_ask(&w, &u, "1");
+        how.no_redirect = true;
+        x = http_start(&w.client, &how, &w.owner);
+        CHECK_INT(lab_until(&w, x, HTTP_DONE), HTTP_DONE);
+        CHECK_INT(http_answer(x)->status / 100, 3);
+        CHECK(head_get(http_answer(x), S("Location")).len > 1);
+        CHECK_STR(http_body(x), S("no"));
+        CHECK_INT(w.conn[0].requests, 1);
+        lab_free(&w, x);
+        url_free(&m, &u);
+        lab_close(&w);
+    }
+}
+
 static void client_big(const lab_step *script, size_t max, mcp_code code,
                        size_t n) {
     mem m = plain_mem();
@@ -9009,6 +10398,435 @@ static void test_client_torture(void) {
     CHECK_INT(lab_fds(), fds);
 }
 
+// A proxy, and TLS of the host's that changes nothing, so that a script can
+// play both the proxy and the origin behind it.
+static int proxy_wrap(void *user, const char *host, const mcp_io *plain,
+                      mcp_io *secure) {
+    (void)user, (void)host;
+    *secure = *plain;
+    return 0;
+}
+
+static const mcp_tls proxy_tls = {NULL, proxy_wrap};
+
+#define TUNNEL "HTTP/1.1 200 Connection established\r\nVia: lab\r\n\r\n"
+
+// The lab is the proxy of everything.
+static void proxy_open(lab *w, char option[64], const char *user) {
+    lab_open(w);
+    snprintf(option, 64, "http://%s127.0.0.1:%u", user, (unsigned)w->at.port);
+    w->client.opt.proxy = option;
+    w->client.opt.tls = &proxy_tls;
+}
+
+static http_xchg *proxy_ask(lab *w, const char *where, bool once,
+                            bool public_only) {
+    mem m = plain_mem();
+    http_ask how;
+    http_xchg *x;
+    url u;
+
+    CHECK_INT(url_parse(&m, str_of(where), &u), MCP_OK);
+    how = lab_ask(w, &u, "hello");
+    how.headers = S("Authorization: Bearer origins\r\n");
+    how.repeatable = !once;
+    how.public_only = public_only;
+    x = http_start(&w->client, &how, &w->owner);
+    url_free(&m, &u);
+    CHECK(x != NULL);
+    return x;
+}
+
+static void proxy_fails(lab *w, http_xchg *x, mcp_code code,
+                        const char *says) {
+    lab_until(w, x, HTTP_DONE);
+    lab_says(x, code, says);
+    CHECK(!strstr(buf_z(&http_failure(x)->detail), "canary"));
+    CHECK(!strstr(buf_z(&http_failure(x)->detail), "origins"));
+    lab_free(w, x);
+}
+
+#define REST                                                                  \
+    "Accept-Encoding: identity\r\nContent-Length: 5\r\n"                      \
+    "Authorization: Bearer origins\r\n\r\nhello"
+
+// One tunnel, two requests; each side sees its own credentials alone. The
+// second time every byte of the proxy's answer comes by itself.
+static void test_proxy_tunnel(void) {
+    lab_step script[] = {REQ, SEND(TUNNEL), REQ, SEND(ANSWER), REQ,
+                         SEND(ANSWER), HOLD};
+    static const char want[] =
+        "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n"
+        "Proxy-Authorization: Basic dTpjYW5hcnk=\r\n\r\n"
+        "POST /mcp?q HTTP/1.1\r\nHost: a.example\r\n" REST
+        "POST /mcp?q HTTP/1.1\r\nHost: a.example\r\n" REST;
+    char option[64];
+    lab w;
+
+    for (int i = 0; i < 2; i++) {
+        if (i) script[1].act = LAB_TRICKLE;
+        proxy_open(&w, option, "u:canary@");
+        w.scripts[0] = script;
+        lab_good(&w, proxy_ask(&w, "https://a.example/mcp?q", i, false), "{}");
+        lab_good(&w, proxy_ask(&w, "https://a.example/mcp?q", i, false), "{}");
+        CHECK_INT(w.conns, 1);
+        CHECK_STR(buf_str(&w.log), S(want));
+        lab_close(&w);
+    }
+}
+
+// Our own TLS begins only behind the proxy's answer.
+static void test_proxy_hello(void) {
+    static const lab_step script[] = {REQ, SEND(TUNNEL), HOLD};
+    char option[64];
+    http_xchg *x;
+    lab w;
+
+    proxy_open(&w, option, "");
+    w.client.opt.tls = NULL;
+    if (USE_TLS && w.client.os.file_read &&
+        w.client.os.unix_s(&w.client.os)) {
+        w.scripts[0] = script;
+        x = proxy_ask(&w, "https://a.example/", false, false);
+        for (int i = 0; i < 200 && http_now(x) < HTTP_FAILED &&
+                        (!w.conns || w.conn[0].in.len < 100); i++)
+            lab_turn(&w);
+        if (http_now(x) != HTTP_FAILED) {
+            str hello = buf_str(&w.conn[0].in);
+            CHECK_INT(w.conn[0].requests, 1);
+            CHECK(hello.len > 100 && hello.ptr[0] == 22);
+            CHECK(str_find(hello, S("a.example")) != SIZE_MAX);
+            CHECK(str_find(hello, S("origins")) == SIZE_MAX);
+        }  // else: this system has no CA certificates
+        lab_free(&w, x);
+    }
+    lab_close(&w);
+}
+
+// Without TLS the proxy gets the request itself.
+static void test_proxy_plain(void) {
+    static const lab_step script[] = {REQ, SEND(ANSWER), REQ, SEND(ANSWER),
+                                      HOLD};
+    static const char want[] =
+        "POST http://a.example:8080/mcp?q HTTP/1.1\r\n"
+        "Host: a.example:8080\r\n"
+        "Proxy-Authorization: Basic dTpjYW5hcnk=\r\n" REST;
+    char option[64];
+    lab w;
+
+    proxy_open(&w, option, "u:canary@");
+    w.scripts[0] = w.scripts[1] = script;
+    lab_good(&w, proxy_ask(&w, "http://a.example:8080/mcp?q", false, false),
+             "{}");
+    CHECK_STR(buf_str(&w.log), S(want));
+    lab_good(&w, proxy_ask(&w, "http://a.example:8080/mcp?q", true, false),
+             "{}");
+    CHECK_INT(w.conns, 1);
+    // Another origin does not share it.
+    lab_good(&w, proxy_ask(&w, "http://b.example:8080/", false, false), "{}");
+    CHECK_INT(w.conns, 2);
+    lab_close(&w);
+}
+
+// What was opened one way does not serve the other.
+static void test_proxy_mixed(void) {
+    static const lab_step script[] = {REQ, SEND(ANSWER), REQ, SEND(ANSWER),
+                                      HOLD};
+    char option[64];
+    const char *const ways[] = {option, "", option, ""};
+    char where[64];
+    lab w;
+
+    proxy_open(&w, option, "");
+    lab_os.world = true;
+    snprintf(where, sizeof where, "http://8.8.8.8:%u/", (unsigned)w.at.port);
+    w.scripts[0] = w.scripts[1] = script;
+    for (int i = 0; i < 4; i++) {
+        w.client.opt.proxy = ways[i];
+        lab_good(&w, proxy_ask(&w, where, false, false), "{}");
+        CHECK_INT(w.conns, i ? 2 : 1);
+    }
+    CHECK(w.conn[0].requests == 2 && w.conn[1].requests == 2);
+    lab_close(&w);
+}
+
+static const struct {
+    const char *answer;  // CLOSE follows
+    const char *where;
+    mcp_code code;
+    const char *says;
+} proxy_refusals[] = {
+    {BASIC407 "Content-Length: 0\r\n\r\n", "https://a.example/",
+     MCP_CONNECTION_FAILED, "does not accept the user and password"},
+    {"HTTP/1.1 403 Filtered\r\n\r\n<h1>canary</h1>", "https://a.example/",
+     MCP_CONNECTION_FAILED, "does not allow a way to a.example:443 (HTTP 403)"},
+    {"HTTP/1.0 502 Bad\r\n\r\n", "https://a.example:444/",
+     MCP_CONNECTION_FAILED, "does not reach a.example:444 (HTTP 502)"},
+    {"", "https://a.example/", MCP_CONNECTION_FAILED,
+     "closed the connection when asked for a way to a.example:443"},
+    {"HTTP/1.1 2", "https://a.example/", MCP_CONNECTION_FAILED,
+     "closed the connection when asked for a way to"},
+    {TUNNEL "x", "https://a.example/", MCP_PROTOCOL_ERROR,
+     "sent bytes of its own"},
+    {TUNNEL, "https://a.example/", MCP_CONNECTION_FAILED,
+     "a.example:443 through the proxy 127.0.0.1:"},
+    {BASIC407 "Content-Length: 0\r\n\r\n", "http://a.example/",
+     MCP_CONNECTION_FAILED, "does not accept the user and password"},
+    {NEGOTIATE407 "Content-Length: 6\r\n\r\ncanary", "http://a.example/",
+     MCP_CONNECTION_FAILED, "wants a sign-in of another kind"},
+    {"", "http://a.example/", MCP_CONNECTION_FAILED,
+     "a.example:80 through the proxy 127.0.0.1:"}};
+
+static void test_proxy_refusals(void) {
+    for (size_t i = 0; i < COUNT(proxy_refusals) * 2; i++) {
+        lab_step script[] = {REQ, SEND(proxy_refusals[i / 2].answer), CLOSE};
+        char option[64];
+        http_xchg *x;
+        lab w;
+        if (i & 1) script[1].act = LAB_TRICKLE;
+        proxy_open(&w, option, "u:canary@");
+        w.scripts[0] = script;
+        x = proxy_ask(&w, proxy_refusals[i / 2].where, true, false);
+        lab_until(&w, x, HTTP_DONE);
+        lab_says(x, proxy_refusals[i / 2].code, "127.0.0.1:");
+        CHECK_INT(http_failure(x)->http_status, 0);
+        CHECK_INT(http_answer(x)->status, 0);
+        proxy_fails(&w, x, proxy_refusals[i / 2].code,
+                    proxy_refusals[i / 2].says);
+        CHECK_INT(w.conns, 1);  // never tried again, nor without the proxy
+        lab_close(&w);
+    }
+}
+
+// Behind a tunnel 407 is the origin's word, and so it is without a proxy.
+static void test_proxy_407_of_origin(void) {
+    static const lab_step script[] = {
+        REQ, SEND(TUNNEL), REQ,
+        SEND(BASIC407 "Content-Length: 2\r\n\r\nno"), HOLD};
+    char option[64];
+    http_xchg *x;
+    lab w;
+
+    proxy_open(&w, option, "");
+    w.scripts[0] = script;
+    w.scripts[1] = script + 2;
+    x = proxy_ask(&w, "https://a.example/", false, false);
+    CHECK_INT(lab_until(&w, x, HTTP_DONE), HTTP_DONE);
+    CHECK_INT(http_answer(x)->status, 407);
+    lab_free(&w, x);
+    x = lab_start(&w, "/", "1");
+    CHECK_INT(lab_until(&w, x, HTTP_DONE), HTTP_DONE);
+    CHECK_INT(http_answer(x)->status, 407);
+    lab_free(&w, x);
+    lab_close(&w);
+}
+
+static void test_proxy_unusable(void) {
+    static const struct {
+        const char *option, *says;
+    } cases[] = {
+        {"https://u:canary@p:1",
+         "option proxy names an https:// proxy; only http:// proxies can be "
+         "used"},
+        {"socks5://u:canary@p:1", "option proxy names a SOCKS proxy"},
+        {"http://u:canary@p:1/canary", "option proxy is not of the form"},
+        {"http://u:canary@127.0.0.2:1",
+         "cannot connect to the proxy 127.0.0.2:1 (option proxy): connection "
+         "refused"},
+        {"http://canary:canary@nobody.example",
+         "the proxy nobody.example:80 (option proxy): "}};
+
+    for (size_t i = 0; i < COUNT(cases) * 2; i++) {
+        lab w;
+        lab_open(&w);
+        w.client.opt.tls = &proxy_tls;
+        w.client.opt.resolve = client_resolve;
+        client_list = "none";
+        w.client.opt.proxy = cases[i / 2].option;
+        proxy_fails(&w, proxy_ask(&w, i & 1 ? "http://a.example/"
+                                            : "https://a.example/",
+                                  false, false),
+                    MCP_CONNECTION_FAILED, cases[i / 2].says);
+        // One that never was asked; given up before it could speak.
+        lab_free(&w, proxy_ask(&w, "http://a.example/", false, false));
+        lab_close(&w);
+    }
+}
+
+// The proxy takes the place in the words of what is late, and of what is given
+// up.
+static void test_proxy_deadline(void) {
+    static const lab_step silent[] = {REQ, HOLD};
+    static const lab_step half[] = {REQ, SEND("HTTP/1.1 200 OK\r\nVia"), HOLD};
+    static const lab_step behind[] = {REQ, SEND(TUNNEL), REQ, HOLD};
+    static const struct {
+        const lab_step *script;
+        const char *says;
+    } cases[] = {{silent, "no way through the proxy 127.0.0.1:"},
+                 {half, "no way through the proxy 127.0.0.1:"},
+                 {behind, "no answer from a.example:443 through the proxy"}};
+    int fds = lab_fds();
+
+    for (size_t i = 0; i < COUNT(cases) * 2; i++) {
+        char option[64];
+        http_xchg *x;
+        lab w;
+        proxy_open(&w, option, "u:canary@");
+        w.scripts[0] = cases[i / 2].script;
+        x = proxy_ask(&w, "https://a.example/", false, false);
+        for (int k = 0; k < 30 || w.conns == 0; k++) lab_turn(&w);
+        http_hot(&w.client, x, true);
+        CHECK_INT(http_now(x), i / 2 < 2 ? HTTP_WAITING : HTTP_HEAD);
+        if (i & 1) {
+            lab_free(&w, x);
+        } else {
+            lab_skip(&w, 5001);
+            lab_idle(&w, 5);
+            CHECK(http_now(x) == HTTP_FAILED);
+            proxy_fails(&w, x, MCP_TIMEOUT, cases[i / 2].says);
+        }
+        CHECK_INT(w.client.loop.n, 1);
+        lab_close(&w);
+        CHECK_INT(lab_fds(), fds);
+    }
+}
+
+// Behind a proxy only an address in the URL can be judged; the proxy's own may
+// be private.
+static void test_proxy_public_only(void) {
+    static const lab_step script[] = {REQ, SEND(TUNNEL), REQ, SEND(ANSWER),
+                                      REQ, SEND(ANSWER), HOLD};
+    static const char *const inside[] = {"https://10.0.0.1/",
+                                         "https://[fd00::1]/",
+                                         "http://169.254.169.254/",
+                                         "https://127.0.0.1/",
+                                         "https://localhost/"};
+    mem m = plain_mem();
+    char option[64];
+    lab w;
+    url u;
+
+    proxy_open(&w, option, "");
+    w.scripts[0] = w.scripts[1] = script;
+    for (size_t i = 0; i < COUNT(inside); i++) {
+        proxy_fails(&w, proxy_ask(&w, inside[i], false, true),
+                    MCP_CONNECTION_FAILED, "is not a public address");
+        CHECK_INT(w.conns, 0);
+    }
+    CHECK_INT(url_parse(&m, S("https://a.example/x"), &u), MCP_OK);
+    lab_good(&w, proxy_ask(&w, "https://a.example/", false, true), "{}");
+    CHECK(!http_is_private(&w.client, &u));
+    url_free(&m, &u);
+    lab_good(&w, proxy_ask(&w, "https://a.example/", false, true), "{}");
+    CHECK_INT(w.conns, 1);
+    // A kept one to a private address through the proxy does not serve.
+    CHECK_INT(url_parse(&m, S("https://10.0.0.1/x"), &u), MCP_OK);
+    CHECK(!http_is_private(&w.client, &u));
+    lab_good(&w, proxy_ask(&w, "https://10.0.0.1/", false, false), "{}");
+    CHECK(http_is_private(&w.client, &u));
+    url_free(&m, &u);
+    proxy_fails(&w, proxy_ask(&w, "https://10.0.0.1/", false, true),
+                MCP_CONNECTION_FAILED, "10.0.0.1 is not a public address");
+    CHECK_INT(w.conns, 2);
+    lab_close(&w);
+}
+
+// From http to https the way changes with the URL: another request line, a
+// tunnel, and no password of the proxy's in it.
+static void test_proxy_upgrade(void) {
+    static const lab_step first[] = {
+        REQ, SEND("HTTP/1.1 308 P\r\nLocation: https://a.example/new\r\n"
+                  "Content-Length: 0\r\n\r\n"), HOLD};
+    static const lab_step second[] = {REQ, SEND(TUNNEL), REQ, SEND(ANSWER),
+                                      HOLD};
+    static const char want[] =
+        "POST http://a.example/old HTTP/1.1\r\nHost: a.example\r\n"
+        "Proxy-Authorization: Basic dTpjYW5hcnk=\r\n" REST
+        "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n"
+        "Proxy-Authorization: Basic dTpjYW5hcnk=\r\n\r\n"
+        "POST /new HTTP/1.1\r\nHost: a.example\r\n" REST;
+    char option[64];
+    lab w;
+
+    proxy_open(&w, option, "u:canary@");
+    w.scripts[0] = first;
+    w.scripts[1] = second;
+    lab_good(&w, proxy_ask(&w, "http://a.example/old", true, false), "{}");
+    CHECK_STR(buf_str(&w.log), S(want));
+    lab_close(&w);
+}
+
+// A kept tunnel that has died: once more, over a new one.
+static void test_proxy_stale(void) {
+    static const lab_step stale[] = {REQ, SEND(TUNNEL), REQ, SEND(ANSWER), REQ,
+                                     CLOSE};
+    char option[64];
+    lab w;
+
+    proxy_open(&w, option, "");
+    w.scripts[0] = w.scripts[1] = stale;
+    lab_good(&w, proxy_ask(&w, "https://a.example/", false, false), "{}");
+    lab_good(&w, proxy_ask(&w, "https://a.example/", false, false), "{}");
+    CHECK_INT(w.conns, 2);
+    proxy_fails(&w, proxy_ask(&w, "https://a.example/", true, false),
+                MCP_CONNECTION_FAILED, "not sent again");
+    CHECK_INT(w.conns, 2);
+    lab_close(&w);
+}
+
+static void proxy_tortured(int flow, size_t fail_at, bool *failed) {
+    static const lab_step tunnel_step[] = {REQ, TRICKLE(TUNNEL), REQ,
+                                           SEND(ANSWER), HOLD};
+    static const lab_step plain[] = {REQ, SEND(ANSWER), HOLD};
+    static const lab_step refused[] = {REQ, SEND(BASIC407 "\r\n"), CLOSE};
+    static const lab_step *const scripts[] = {tunnel_step, plain, refused,
+                                              refused};
+    static const char *const urls[] = {"https://a.example/",
+                                       "http://a.example/",
+                                       "https://a.example/",
+                                       "http://a.example/"};
+    mem m = plain_mem();
+    char option[64];
+    http_ask how;
+    http_xchg *x;
+    url u;
+    lab w;
+
+    proxy_open(&w, option, "user:canary@");
+    w.scripts[0] = scripts[flow];
+    CHECK_INT(url_parse(&m, str_of(urls[flow]), &u), MCP_OK);
+    how = lab_ask(&w, &u, "1");
+    w.heap.calls = 0;
+    w.heap.fail_at = fail_at;
+    x = http_start(&w.client, &how, &w.owner);
+    for (int k = 0; x && k < 1000 && http_now(x) < HTTP_DONE; k++)
+        lab_turn(&w);
+    *failed = w.heap.failed;
+    if (!x)
+        CHECK(w.heap.failed);
+    else if (http_now(x) == HTTP_FAILED)
+        CHECK(http_failure(x)->code == (w.heap.failed && flow < 2
+                                            ? MCP_OUT_OF_MEMORY
+                                            : http_failure(x)->code));
+    else
+        CHECK(flow < 2 && http_now(x) == HTTP_DONE);
+    lab_free(&w, x);
+    url_free(&m, &u);
+    lab_close(&w);
+}
+
+static void test_proxy_torture(void) {
+    int fds = lab_fds();
+
+    for (int flow = 0; flow < 4; flow++) {
+        bool failed = true;
+        for (size_t n = 1; failed && n < 500; n++)
+            proxy_tortured(flow, n, &failed);
+        CHECK(!failed);
+    }
+    CHECK_INT(lab_fds(), fds);
+}
+
 #else
 
 static void test_client_switched_off(void) {
@@ -9037,6 +10855,10 @@ static const test tests_client[] = {
     {"client.late_reader", test_client_late_reader},
     {"client.connect_deadline", test_client_connect_deadline},
     {"client.addresses", test_client_addresses},
+    {"client.public_only", test_client_public_only},
+    {"client.public_kept", test_client_public_kept},
+    {"client.private", test_client_private},
+    {"client.no_redirect", test_client_no_redirect},
     {"client.big", test_client_big},
     {"client.big_error", test_client_big_error},
     {"client.upload", test_client_upload},
@@ -9050,6 +10872,20 @@ static const test tests_client[] = {
     {"client.drop", test_client_drop},
     {"client.free", test_client_free},
     {"client.torture", test_client_torture},
+    {"proxy.plain", test_proxy_plain},
+    {"proxy.mixed", test_proxy_mixed},
+    {"proxy.unusable", test_proxy_unusable},
+#if USE_TLS
+    {"fr.71_proxy", test_proxy_tunnel},
+    {"proxy.hello", test_proxy_hello},
+    {"proxy.refusals", test_proxy_refusals},
+    {"proxy.407_of_origin", test_proxy_407_of_origin},
+    {"proxy.deadline", test_proxy_deadline},
+    {"proxy.public_only", test_proxy_public_only},
+    {"proxy.upgrade", test_proxy_upgrade},
+    {"proxy.stale", test_proxy_stale},
+    {"proxy.torture", test_proxy_torture},
+#endif
     {"fr.65", test_fr_65},
     {"fr.67", test_fr_67},
     {"fr.68", test_fr_68},
@@ -10234,6 +12070,79 @@ static const struct {
     {"{\"url\":\"https://h\",\"oauthCallbackPort\":\"19847\"}", "oauthCallb"},
     {"{\"url\":\"https://h\",\"oauthCallbackPort\":1,"
      "\"headers\":{\"authorization\":\"CANARY\"}}", "Authorization header"},
+    {"{\"url\":\"https://h\",\"oauthDpop\":false,"
+     "\"headers\":{\"AUTHORIZATION\":\"CANARY\"}}", "Authorization header"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"authorization_code\","
+     "\"headers\":{\"authorization\":\"CANARY\"}}", "Authorization header"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"authorization_code\","
+     "\"oauthDpop\":true,\"oauthIssuer\":\"https://i\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthClientSecret\":"
+     "\"$S\",\"oauthTokenAuth\":\"post\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthTokenAuth\":"
+     "\"none\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"client_credentials\","
+     "\"oauthClientId\":\"i\",\"oauthPrivateKey\":\"!cat k\","
+     "\"oauthKeyId\":\"1\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"jwt_bearer\","
+     "\"oauthAssertion\":\"!get\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"enterprise\","
+     "\"oauthClientId\":\"i\",\"oauthIdToken\":\"$T\",\"oauthIdpTokenUrl\":"
+     "\"https://idp/token\",\"oauthIdpClientId\":\"c\","
+     "\"oauthIdpClientSecret\":\"!x\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthIssuer\":\"${I}\"}", ""},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"CANARY\"}",
+     "\"oauthGrant\" must be authorization_code, client_credentials, "},
+    {"{\"url\":\"https://h\",\"oauthGrant\":1}", "\"oauthGrant\" must"},
+    {"{\"url\":\"https://h\",\"oauthDpop\":\"true\"}", "\"oauthDpop\" must"},
+    {"{\"url\":\"https://h\",\"oauthClientSecret\":\"CANARY\"}",
+     "oauthClientSecret needs oauthClientId"},
+    {"{\"url\":\"https://h\",\"oauthClientSecret\":\"\"}",
+     "\"oauthClientSecret\" must"},
+    {"{\"url\":\"https://h\",\"oauthPrivateKey\":\"CANARY\"}",
+     "oauthPrivateKey needs oauthClientId"},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthKeyId\":"
+     "\"CANARY\"}", "oauthKeyId needs oauthPrivateKey"},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthPrivateKey\":"
+     "\"CANARY\",\"oauthKeyId\":\"\\u0007\"}", "\"oauthKeyId\" must"},
+    {"{\"url\":\"https://h\",\"oauthTokenAuth\":\"none\"}",
+     "oauthTokenAuth needs oauthClientId"},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthTokenAuth\":"
+     "\"CANARY\"}", "\"oauthTokenAuth\" must be basic, post or none"},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthTokenAuth\":"
+     "\"basic\"}", "oauthTokenAuth \"basic\" needs oauthClientSecret"},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthTokenAuth\":"
+     "\"none\",\"oauthClientSecret\":\"CANARY\"}", "does not go with a secret"},
+    {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthPrivateKey\":"
+     "\"CANARY\",\"oauthClientSecret\":\"CANARY\"}", "not both"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"client_credentials\"}",
+     "oauthGrant client_credentials needs oauthClientId"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"client_credentials\","
+     "\"oauthClientId\":\"i\"}", "needs oauthClientSecret or oauthPrivateKey"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"client_credentials\","
+     "\"oauthClientId\":\"i\",\"oauthClientSecret\":\"CANARY\","
+     "\"oauthCallbackPort\":80}", "no browser takes part"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"jwt_bearer\"}",
+     "oauthGrant jwt_bearer needs oauthAssertion"},
+    {"{\"url\":\"https://h\",\"oauthAssertion\":\"CANARY\"}",
+     "oauthAssertion goes with oauthGrant jwt_bearer only"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"enterprise\","
+     "\"oauthClientId\":\"i\"}", "oauthGrant enterprise needs oauthIdToken"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"enterprise\","
+     "\"oauthClientId\":\"i\",\"oauthIdToken\":\"CANARY\"}",
+     "oauthGrant enterprise needs oauthIdpTokenUrl"},
+    {"{\"url\":\"https://h\",\"oauthGrant\":\"enterprise\","
+     "\"oauthClientId\":\"i\",\"oauthIdToken\":\"CANARY\","
+     "\"oauthIdpTokenUrl\":\"https://idp\"}",
+     "oauthGrant enterprise needs oauthIdpClientId"},
+    {"{\"url\":\"https://h\",\"oauthIdpClientSecret\":\"CANARY\"}",
+     "oauthIdpClientSecret goes with oauthGrant enterprise only"},
+    {"{\"url\":\"https://h\",\"oauthIssuer\":\"CANARY\"}",
+     "\"oauthIssuer\" must be an http or https URL"},
+    {"{\"url\":\"https://h\",\"oauthIssuer\":\"https://u:CANARY@i\"}",
+     "\"oauthIssuer\" must be an http or https URL"},
+    {"{\"command\":\"x\",\"oauthDpop\":true}", "\"oauthDpop\" does not go"},
+    {"{\"command\":\"x\",\"oauthClientSecret\":\"CANARY\"}",
+     "\"oauthClientSecret\" does not go with \"command\""},
     // transport
     {"{\"type\":\"sse\",\"url\":\"https://CANARY\"}", "SSE transport is not"},
     {"{\"type\":\"streamable-http\",\"url\":\"https://h\"}", "\"type\" must"},
@@ -10335,7 +12244,7 @@ static void test_config_values(void) {
     c = cfg_get(&w, "h");
     CHECK(c->transport == TRANSPORT_HTTP && c->protocol == PROTOCOL_AUTO);
     CHECK_STR(str_of(c->headers.list[1]), S("1"));
-    CHECK_STR(str_of(c->oauth_client_id), S("i"));
+    CHECK_STR(str_of(c->oauth.client_id), S("i"));
     CHECK_INT(c->oauth_scopes.n, 1);
     CHECK_INT(c->oauth_callback_port, 80);
     CHECK(!cfg_get(&w, "toString") && !cfg_get(&w, "__proto__"));
@@ -11054,11 +12963,73 @@ static void test_config_http(void) {
     CHECK_STR(str_of(r->headers.list[0]), S("X-$A"));  // names are literal
     CHECK_STR(str_of(r->headers.list[3]), S("Bearer aa!"));
     CHECK_STR(str_of(r->headers.list[7]), S("!lit"));
-    CHECK_STR(str_of(r->oauth_client_id), S("aa"));
+    CHECK_STR(str_of(r->oauth.client_id), S("aa"));
     CHECK_INT(r->commands.n, 2);
     CHECK_STR(str_of(r->commands.list[0]), S("C"));
     CHECK_STR(str_of(r->commands.list[1]), S("cmd"));
     resolved_free(r);
+    cfg_world_close(&w);
+}
+
+// Secrets know $NAME and a command, the other texts only ${NAME}; a command is
+// not run here, and its text stays what it is.
+static void test_config_oauth(void) {
+    static const char def[] =
+        "{\"url\":\"https://h\",\"oauthGrant\":\"enterprise\","
+        "\"oauthClientId\":\"${A}$A\",\"oauthClientSecret\":\"x-$A-secret\","
+        "\"oauthIdToken\":"
+        "\"!echo $A\",\"oauthIdpTokenUrl\":\"https://${A}/t\","
+        "\"oauthIdpClientId\":\"!lit\",\"oauthIdpClientSecret\":\"$!lit-two\","
+        "\"oauthDpop\":true}";
+    cfg_world w;
+    resolved *r;
+    buf b;
+    cfg_world_open(&w);
+    w.env = cfg_some_env;
+    CHECK_INT(cfg_resolve(&w, def, &r), MCP_OK);
+    if (!r) return;
+    CHECK(cfg_get(&w, "s")->grant == GRANT_ENTERPRISE);
+    CHECK(cfg_get(&w, "s")->dpop);
+    CHECK_STR(str_of(r->oauth.client_id), S("aa$A"));
+    CHECK_STR(str_of(r->oauth.client_secret), S("x-aa-secret"));
+    CHECK_STR(str_of(r->oauth.idp_url), S("https://aa/t"));
+    CHECK_STR(str_of(r->oauth.idp_client_id), S("!lit"));
+    CHECK_STR(str_of(r->oauth.idp_client_secret), S("!lit-two"));
+    CHECK(!r->oauth.id_token && !r->oauth.assertion && !r->oauth.issuer);
+    CHECK_INT(r->commands.n, 0);
+    CHECK_INT(r->oauth_commands.n, 2);
+    CHECK_STR(str_of(r->oauth_commands.list[0]), S("oauthIdToken"));
+    CHECK_STR(str_of(r->oauth_commands.list[1]), S("echo $A"));
+    resolved_free(r);
+    buf_init(&b, &w.m->mem, 1000);
+    buf_add(&b, S("x-aa-secret !lit-two https://aa/t"));
+    secrets_mask(&w.m->secrets, &b, 0);
+    CHECK_STR(buf_str(&b), S("*** *** https://aa/t"));
+    buf_free(&b);
+    w.env = cfg_no_env;
+    cfg_world_close(&w);
+}
+
+// Who signs in at all: a server with a URL, unless a header lets us in.
+static void test_config_uses_oauth(void) {
+    static const struct {
+        const char *def;
+        bool uses;
+    } t[] = {
+        {"{\"command\":\"x\"}", false},
+        {"{\"url\":\"https://h\"}", true},
+        {"{\"url\":\"https://h\",\"headers\":{\"X-Key\":\"1\"}}", true},
+        {"{\"url\":\"https://h\",\"headers\":{\"Authorization\":\"Basic x\"}}",
+         false},
+        {"{\"url\":\"https://h\",\"headers\":{\"aUTHORIZATION\":\"!x\"}}",
+         false},
+    };
+    cfg_world w;
+    cfg_world_open(&w);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        CHECK_INT(mcp_add(w.m, "s", t[i].def), MCP_OK);
+        CHECK_INT(config_uses_oauth(cfg_get(&w, "s")), USE_OAUTH && t[i].uses);
+    }
     cfg_world_close(&w);
 }
 
@@ -11083,6 +13054,16 @@ static void test_config_refusals(void) {
          "field \"oauthClientId\""},
         {"{\"url\":\"https://h\",\"oauthClientId\":\"${CRLF}\"}",
          "field \"oauthClientId\""},
+        {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthClientSecret\""
+         ":\"CANARY$NOPE\"}", "\"oauthClientSecret\": variable NOPE is not"},
+        {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthClientSecret\""
+         ":\"$EMPTY\"}", "field \"oauthClientSecret\": is empty"},
+        {"{\"url\":\"https://h\",\"oauthIssuer\":\"${A}\"}",
+         "field \"oauthIssuer\": must be an http"},
+        {"{\"url\":\"https://h\",\"oauthIssuer\":\"https://CANARY:${A}@h\"}",
+         "field \"oauthIssuer\": must be an http"},
+        {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthPrivateKey\":"
+         "\"CANARY\",\"oauthKeyId\":\"${CRLF}\"}", "field \"oauthKeyId\""},
     };
     cfg_world w;
     cfg_world_open(&w);
@@ -11209,6 +13190,22 @@ static void test_config_identity_http(void) {
         "{\"url\":\"https://h/\",\"oauthClientId\":\"x\"}",
         "{\"url\":\"https://h/\",\"oauthScopes\":[\"x\"]}",
         "{\"url\":\"https://h/\",\"oauthCallbackPort\":1}",
+        "{\"url\":\"https://h/\",\"oauthDpop\":true}",
+        "{\"url\":\"https://h/\",\"oauthIssuer\":\"https://i\"}",
+        "{\"url\":\"https://h/\",\"oauthClientId\":\"x\",\"oauthClientSecret\":"
+        "\"y\"}",
+        "{\"url\":\"https://h/\",\"oauthClientId\":\"x\",\"oauthClientSecret\":"
+        "\"!y\"}",
+        "{\"url\":\"https://h/\",\"oauthClientId\":\"x\",\"oauthClientSecret\":"
+        "\"$!y\"}",
+        "{\"url\":\"https://h/\",\"oauthClientId\":\"x\",\"oauthPrivateKey\":"
+        "\"!y\"}",
+        "{\"url\":\"https://h/\",\"oauthClientId\":\"x\",\"oauthPrivateKey\":"
+        "\"!y\",\"oauthKeyId\":\"k\"}",
+        "{\"url\":\"https://h/\",\"oauthClientId\":\"x\",\"oauthPrivateKey\":"
+        "\"!y\",\"oauthGrant\":\"client_credentials\"}",
+        "{\"url\":\"https://h/\",\"oauthGrant\":\"jwt_bearer\","
+        "\"oauthAssertion\":\"!y\"}",
     };
     hex64 seen[COUNT(t)];
     cfg_world w;
@@ -11372,6 +13369,93 @@ static void test_config_commands_order(void) {
               MCP_TIMEOUT);
     CHECK(w.m->os.now_ms(&w.m->os) - before < 550);
     resolved_free(r);
+    cfg_world_close(&w);
+}
+
+// Run the commands of the sign-in once; `r` may be used for it again.
+static mcp_code cfg_oauth_run(cfg_world *w, resolved *r) {
+    secret_run *s;
+    mcp_code rc = MCP_PENDING;
+    loop_turn(w->m, w->m->loop.now);
+    s = secret_start_oauth(w->m, cfg_get(w, "s"), r, NULL);
+    if (!CHECK(s != NULL)) return MCP_OUT_OF_MEMORY;
+    for (int i = 0; i < 2000 && rc == MCP_PENDING; i++) {
+        rc = secret_take(s, &w->m->failed);
+        if (rc == MCP_PENDING)
+            loop_turn(w->m, w->m->os.now_ms(&w->m->os) + 20);
+    }
+    secret_free(w->m, s);
+    return rc;
+}
+
+// They run when a token is asked for and not before, again for each, and their
+// values may have line breaks, as keys in PEM do.
+static void test_config_oauth_commands(void) {
+    cfg_world w;
+    resolved *r;
+    buf b;
+    uint32_t known;
+    cfg_world_open(&w);
+    CHECK_INT(cfg_secrets(&w, "{\"url\":\"https://h\",\"oauthGrant\":"
+                          "\"client_credentials\",\"oauthClientId\":\"i\","
+                          "\"headers\":{\"X\":\"!echo $(wc -l < n || echo 0)"
+                          "\"},\"oauthPrivateKey\":\"!echo x >> n; echo BEGIN"
+                          "-$(wc -l < n); echo CANARY-LINE\"}", &r), MCP_OK);
+    CHECK(r && !r->oauth.private_key);
+    if (!r) return;
+    CHECK_STR(str_of(r->headers.list[1]), S("0"));  // it has not run
+    CHECK_INT(cfg_oauth_run(&w, r), MCP_OK);
+    CHECK_STR(str_of(r->oauth.private_key), S("BEGIN-1\nCANARY-LINE"));
+    buf_init(&b, &w.m->mem, 1000);
+    buf_add(&b, S("CANARY-LINE and BEGIN-1\\nCANARY-LINE"));
+    secrets_mask(&w.m->secrets, &b, 0);
+    CHECK(str_find(buf_str(&b), S("CANARY")) == SIZE_MAX);
+    buf_free(&b);
+    known = w.m->secrets.n;
+    for (int i = 2; i < 6; i++) {
+        char want[40];
+        CHECK_INT(cfg_oauth_run(&w, r), MCP_OK);
+        snprintf(want, sizeof want, "BEGIN-%d\nCANARY-LINE", i);
+        CHECK_STR(str_of(r->oauth.private_key), str_of(want));
+        CHECK_INT(w.m->secrets.n, known);  // it does not grow
+    }
+    CHECK_STR(str_of(r->headers.list[1]), S("0"));
+    resolved_free(r);
+    CHECK_INT(cfg_resolve(&w, "{\"url\":\"https://h\"}", &r), MCP_OK);
+    CHECK_INT(cfg_oauth_run(&w, r), MCP_OK);  // nothing to run
+    resolved_free(r);
+    cfg_world_close(&w);
+}
+
+// What is told is the field, never the command or what it printed.
+static void test_config_oauth_commands_fail(void) {
+    static const struct {
+        const char *command, *want;
+        mcp_code rc;
+    } t[] = {
+        {"echo CANARY; exit 3", "field \"oauthAssertion\": its secret command "
+         "failed", MCP_SECRET_LOOKUP_FAILED},
+        {"true CANARY", "printed nothing", MCP_SECRET_LOOKUP_FAILED},
+        {"printf 'CANARY\\\\000x'", "cannot be a value",
+         MCP_SECRET_LOOKUP_FAILED},
+        {"yes CANARY", "more than 64 KiB", MCP_SECRET_LOOKUP_FAILED},
+        {"sleep 30", "took too long", MCP_TIMEOUT},
+    };
+    cfg_world w;
+    cfg_world_open(&w);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        char def[300];
+        resolved *r;
+        snprintf(def, sizeof def, "{\"url\":\"https://h\",\"timeoutMs\":%d,"
+                 "\"oauthGrant\":\"jwt_bearer\",\"oauthAssertion\":\"!%s\"}",
+                 t[i].rc == MCP_TIMEOUT ? 200 : 10000, t[i].command);
+        CHECK_INT(cfg_resolve(&w, def, &r), MCP_OK);
+        CHECK_INT(cfg_oauth_run(&w, r), t[i].rc);
+        CHECK(cfg_has(cfg_detail(&w), t[i].want));
+        CHECK(str_find(cfg_detail(&w), S("CANARY")) == SIZE_MAX);
+        CHECK(!r || !r->oauth.assertion);
+        resolved_free(r);
+    }
     cfg_world_close(&w);
 }
 
@@ -11836,12 +13920,16 @@ static mcp_code cfg_torture_load(mem *m) {
     mcp_code rc = cfg_torture_open(m, &w);
     if (!rc) rc = mcp_load(w.m, NULL);
     if (!rc) {
-        CHECK_INT(w.m->config->n, 3);
+        CHECK_INT(w.m->config->n, 4);
         rc = config_resolve(w.m, cfg_get(&w, "a"), &r, &w.m->failed);
         resolved_free(r);
     }
     if (!rc) {
         rc = config_resolve(w.m, cfg_get(&w, "h"), &r, &w.m->failed);
+        resolved_free(r);
+    }
+    if (!rc) {
+        rc = config_resolve(w.m, cfg_get(&w, "o"), &r, &w.m->failed);
         resolved_free(r);
     }
     if (!rc) rc = mcp_add(w.m, "m", "{\"command\":\"x\"}");
@@ -11892,7 +13980,11 @@ static void test_config_torture(void) {
     cfg_world_open(&w);
     cfg_tortured = &w;
     cfg_global(&w, "{\"mcpServers\":{\"a\":{\"command\":\"${A}\",\"args\":["
-               "\"1\"],\"env\":{\"X\":\"$A\",\"Y\":\"!c\"}},\"b\":{\"x\":1}}}");
+               "\"1\"],\"env\":{\"X\":\"$A\",\"Y\":\"!c\"}},\"b\":{\"x\":1},"
+               "\"o\":{\"url\":\"https://h\",\"oauthGrant\":\"enterprise\","
+               "\"oauthClientId\":\"${A}\",\"oauthClientSecret\":\"$A-1234\\n"
+               "12345678\",\"oauthIdToken\":\"!c\",\"oauthIdpTokenUrl\":"
+               "\"https://i\",\"oauthIdpClientId\":\"c\"}}}");
     cfg_project(&w, "{\"mcpServers\":{\"h\":{\"url\":\"https://h?key=123456789"
                 "\",\"headers\":{\"Authorization\":\"Bearer ${A}${A}\"},"
                 "\"includeTools\":[\"a\",\"b\"]}}}");
@@ -12062,6 +14154,9 @@ static const test tests_config[] = {
     {"config.stdio", test_config_stdio},
     {"config.cwd", test_config_cwd},
     {"config.http", test_config_http},
+    {"config.oauth", test_config_oauth},
+    {"config.uses_oauth", test_config_uses_oauth},
+    {"fr.83", test_config_uses_oauth},
     {"config.refusals", test_config_refusals},
     {"config.masks", test_config_masks},
     {"config.identity", test_config_identity},
@@ -12075,9 +14170,6316 @@ static const test tests_config[] = {
     {"config.commands_limit", test_config_commands_limit},
     {"config.commands_dropped", test_config_commands_dropped},
     {"config.commands_order", test_config_commands_order},
+    {"config.oauth_commands", test_config_oauth_commands},
+    {"config.oauth_commands_fail", test_config_oauth_commands_fail},
 #endif
 };
 
+//=============================================================================
+// MARK: - 15 Credentials
+//
+// Records as texts; then each store through the vault. The keyrings are small
+// scripts that keep items as files and can misbehave; .ci/keyring has a real
+// one.
+//=============================================================================
+
+#if USE_OAUTH
+
+#define RECORD_SITE "https://mcp.example.com/mcp"
+#define RECORD_ISSUER "https://as.example.com"
+
+static record *record_parsed(mcp *m, const char *client, const char *text,
+                             mcp_code want) {
+    char *block = exact(str_of(text));
+    record *r = NULL;
+    diag d;
+
+    diag_init(&d, &m->mem, NULL);
+    CHECK_INT(record_read(m, RECORD_SITE, client,
+                          str_make(block, strlen(text)), &r, &d), want);
+    CHECK_INT(r != NULL, want == MCP_OK);
+    // Nothing of the content is told.
+    CHECK(str_find(buf_str(&d.detail), S("tell-tale")) == SIZE_MAX);
+    diag_free(&d);
+    free(block);
+    return r;
+}
+
+// All fields of a grant, each with a text of its own.
+static void record_fill(record *r, grant *g) {
+    for (size_t i = 0; i < COUNT(grant_texts); i++) {
+        char text[60];
+        snprintf(text, sizeof text, "%s of %s \"\\\xC3\xA9", grant_texts[i].key,
+                 g->issuer);
+        CHECK(record_set(r, grant_text(g, grant_texts[i].at), str_of(text)));
+    }
+    g->origin_only = g->dpop = true;
+    g->expires = 1900000000;
+    g->secret_expires = 1800000001;
+}
+
+static void record_same(const grant *a, const grant *b) {
+    grant x = *a, y = *b;
+
+    CHECK_STR(str_of(x.issuer), str_of(y.issuer));
+    for (size_t i = 0; i < COUNT(grant_texts); i++)
+        CHECK_STR(str_of(*grant_text(&x, grant_texts[i].at)),
+                  str_of(*grant_text(&y, grant_texts[i].at)));
+    CHECK(x.origin_only == y.origin_only && x.dpop == y.dpop);
+    CHECK(x.expires == y.expires && x.secret_expires == y.secret_expires);
+}
+
+static void test_record_round(void) {
+    record *r, *back = NULL;
+    grant *g, *other;
+    diag d;
+    buf b;
+    rig t;
+
+    if (!CHECK(rig_init(&t, NULL))) return;
+    diag_init(&d, &t.m.mem, NULL);
+    buf_init(&b, &t.m.mem, LIMIT_RECORD);
+    r = record_new(&t.m, RECORD_SITE, "client");
+    CHECK(!record_grant(r, S(RECORD_ISSUER), false));
+    g = record_grant(r, S(RECORD_ISSUER), true);
+    CHECK(g && record_grant(r, S(RECORD_ISSUER), true) == g);
+    CHECK(!record_current(r));
+    record_fill(r, g);
+    other = record_grant(r, S("https://other.example"), true);
+    CHECK(record_set(r, &other->access, S("first")));
+    CHECK(record_set(r, &other->access, S("second")));
+    CHECK(record_set(r, &other->refresh, S("gone")));
+    CHECK(record_set(r, &other->refresh, str_make(NULL, 0)));
+    CHECK(record_set(r, &other->scope, S("")));
+    CHECK(record_set(r, &r->current, S(RECORD_ISSUER)));
+    CHECK(record_current(r) == g);
+    CHECK_INT(record_text(r, &b, &d), MCP_OK);
+    CHECK_INT(record_read(&t.m, RECORD_SITE, "client", buf_str(&b), &back, &d),
+              MCP_OK);
+    if (CHECK(back && back->n == 2)) {
+        record_same(g, back->grants[0]);
+        record_same(other, back->grants[1]);
+        CHECK(!back->grants[1]->refresh);
+        CHECK_STR(str_of(back->grants[1]->scope), S(""));
+        CHECK_STR(str_of(back->grants[1]->access), S("second"));
+        CHECK(record_current(back) == back->grants[0]);
+    }
+    record_free(&t.m, back);
+    record_free(&t.m, r);
+    buf_free(&b);
+    diag_free(&d);
+    rig_free(&t);
+}
+
+// One that names nobody's grant as current is written without it.
+static void test_record_empty(void) {
+    record *r;
+    diag d;
+    buf b;
+    rig t;
+
+    if (!CHECK(rig_init(&t, NULL))) return;
+    diag_init(&d, &t.m.mem, NULL);
+    buf_init(&b, &t.m.mem, LIMIT_RECORD);
+    r = record_new(&t.m, RECORD_SITE, NULL);
+    CHECK(record_set(r, &r->current, S("https://nobody")));
+    CHECK_INT(record_text(r, &b, &d), MCP_OK);
+    CHECK_STR(buf_str(&b), S("{\"version\":1,\"url\":\"" RECORD_SITE
+                             "\",\"grants\":{}}"));
+    record_free(&t.m, r);
+    r = record_parsed(&t.m, NULL, buf_z(&b), MCP_OK);
+    CHECK(r && !r->n && !r->current && !r->client_id);
+    record_free(&t.m, r);
+    record_free(&t.m, NULL);
+    buf_free(&b);
+    diag_free(&d);
+    rig_free(&t);
+}
+
+#define RECORD_HEAD "{\"version\":1,\"url\":\"" RECORD_SITE "\","
+
+static void test_record_spoilt(void) {
+    static const struct {
+        const char *client, *text;
+    } t[] = {
+        {NULL, ""},
+        {NULL, "tell-tale"},
+        {NULL, "\"tell-tale\""},
+        {NULL, "[]"},
+        {NULL, "{}"},
+        {NULL, "{\"version\":1}"},
+        {NULL, RECORD_HEAD "\"grants\":{}"},
+        {NULL, "{\"version\":2,\"url\":\"" RECORD_SITE "\",\"grants\":{}}"},
+        {NULL, "{\"version\":0,\"url\":\"" RECORD_SITE "\",\"grants\":{}}"},
+        {NULL, "{\"version\":\"1\",\"url\":\"" RECORD_SITE
+               "\",\"grants\":{}}"},
+        {NULL, "{\"url\":\"" RECORD_SITE "\",\"grants\":{}}"},
+        {NULL, "{\"version\":1,\"grants\":{}}"},
+        // fr.91: the URL has changed since
+        {NULL, "{\"version\":1,\"url\":\"" RECORD_SITE "/\",\"grants\":{}}"},
+        {NULL, "{\"version\":1,\"url\":7,\"grants\":{}}"},
+        {NULL, RECORD_HEAD "\"clientId\":\"tell-tale\",\"grants\":{}}"},
+        {"c", RECORD_HEAD "\"clientId\":\"tell-tale\",\"grants\":{}}"},
+        {"c", RECORD_HEAD "\"grants\":{}}"},
+        {NULL, RECORD_HEAD "\"grants\":[]}"},
+        {NULL, RECORD_HEAD "\"grants\":{},\"tell-tale\":1}"},
+        {NULL, RECORD_HEAD "\"grants\":{},\"grants\":{}}"},
+        {NULL, RECORD_HEAD "\"grants\":{},\"current\":\"tell-tale\"}"},
+        {NULL, RECORD_HEAD "\"grants\":{},\"current\":null}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"\":{}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":[]}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{},\"i\":{}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\\u0000j\":{}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"tell-tale\":\"x\"}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"access\":1}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"access\":null}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"access\":\"a\\r\\nb\"}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"access\":\"a\\u0000b\"}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"access\":\"a\\u007fb\"}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"dpop\":1}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"dpop\":\"true\"}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"expires\":-1}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"expires\":1.5}}}"},
+        {NULL, RECORD_HEAD "\"grants\":{\"i\":{\"expires\":1e30}}}"},
+    };
+    rig r;
+
+    if (!CHECK(rig_init(&r, NULL))) return;
+    for (size_t i = 0; i < COUNT(t); i++)
+        record_free(&r.m, record_parsed(&r.m, t[i].client, t[i].text,
+                                        MCP_OPERATION_FAILED));
+    record_free(&r.m, record_parsed(&r.m, NULL,
+                RECORD_HEAD "\"grants\":{\"i\":{\"expires\":0,\"access\":\"\"}"
+                "},\"current\":\"i\"}", MCP_OK));
+    rig_free(&r);
+}
+
+static void test_record_issuers(void) {
+    char name[20];
+    record *r;
+    rig t;
+
+    if (!CHECK(rig_init(&t, NULL))) return;
+    r = record_new(&t.m, RECORD_SITE, NULL);
+    for (int i = 0; i < LIMIT_GRANTS; i++) {
+        snprintf(name, sizeof name, "i%d", i);
+        CHECK(record_grant(r, str_of(name), true) != NULL);
+    }
+    CHECK_INT(r->n, LIMIT_GRANTS);
+    CHECK(record_set(r, &r->current, S("i0")));
+    CHECK(record_grant(r, S("new"), true) != NULL);  // the oldest goes
+    CHECK_INT(r->n, LIMIT_GRANTS);
+    CHECK(record_grant(r, S("i0"), false) && record_current(r));
+    CHECK(!record_grant(r, S("i1"), false) && record_grant(r, S("i2"), false));
+    CHECK(record_set(r, &r->current, S("new")));
+    CHECK(record_grant(r, S("newer"), true) != NULL);
+    CHECK(!record_grant(r, S("i0"), false) && record_grant(r, S("new"), false));
+    record_free(&t.m, r);
+    rig_free(&t);
+}
+
+// Each text at its bound and one over it, written and read.
+static void test_record_bounds(void) {
+    static char text[LIMIT_RECORD + 200], long_one[LIMIT_RECORD];
+    diag d;
+    buf b;
+    rig t;
+
+    if (!CHECK(rig_init(&t, NULL))) return;
+    diag_init(&d, &t.m.mem, NULL);
+    buf_init(&b, &t.m.mem, LIMIT_RECORD);
+    memset(long_one, 'x', sizeof long_one);
+    for (size_t i = 0; i < COUNT(grant_texts); i++) {
+        for (size_t over = 0; over < 2; over++) {
+            size_t n = grant_texts[i].most + over;
+            record *r = record_new(&t.m, RECORD_SITE, NULL);
+            grant *g = record_grant(r, S("i"), true);
+            CHECK(record_set(r, grant_text(g, grant_texts[i].at),
+                             str_make(long_one, n)));
+            CHECK_INT(record_text(r, &b, &d),
+                      over ? MCP_LIMIT_EXCEEDED : MCP_OK);
+            record_free(&t.m, r);
+            snprintf(text, sizeof text, RECORD_HEAD
+                     "\"grants\":{\"i\":{\"%s\":\"%.*s\"}}}",
+                     grant_texts[i].key, (int)n, long_one);
+            record_free(&t.m, record_parsed(&t.m, NULL, text, over
+                                            ? MCP_OPERATION_FAILED : MCP_OK));
+            buf_free(&b);
+        }
+    }
+    for (size_t over = 0; over < 2; over++) {
+        record *r = record_new(&t.m, RECORD_SITE, NULL);
+        CHECK(record_grant(r, str_make(long_one, LIMIT_URL + over), true)
+              != NULL);
+        CHECK_INT(record_text(r, &b, &d), over ? MCP_LIMIT_EXCEEDED : MCP_OK);
+        record_free(&t.m, r);
+        buf_free(&b);
+    }
+    diag_free(&d);
+    rig_free(&t);
+}
+
+// The text as a whole: at the limit and one byte over, where the oldest grant
+// that is not in use goes; and one grant that is too much by itself.
+static void test_record_limit(void) {
+    static char long_one[RECORD_SCOPE];
+    size_t spare = 0;
+    diag d;
+    buf b;
+    rig t;
+
+    if (!CHECK(rig_init(&t, NULL))) return;
+    diag_init(&d, &t.m.mem, NULL);
+    buf_init(&b, &t.m.mem, LIMIT_RECORD);
+    memset(long_one, 'x', sizeof long_one);
+    for (int round = 0; round < 3; round++) {
+        record *r = record_new(&t.m, RECORD_SITE, NULL), *back = NULL;
+        CHECK(record_set(r, &r->current, S("a")));
+        for (int i = 0; i < 4; i++) {
+            char name[2] = {(char)('a' + i), 0};
+            grant *g = record_grant(r, str_of(name), true);
+            size_t n = i < 3 ? LIMIT_TOKEN : round ? spare : 1;
+            if (round == 2 && i == 3) n++;
+            CHECK(g && record_set(r, &g->access, str_make(long_one, n)));
+        }
+        CHECK_INT(record_text(r, &b, &d), MCP_OK);
+        if (round == 0) spare = 1 + LIMIT_RECORD - b.len;
+        if (round == 1) CHECK_INT(b.len, LIMIT_RECORD);
+        CHECK_INT(record_read(&t.m, RECORD_SITE, NULL, buf_str(&b), &back, &d),
+                  MCP_OK);
+        CHECK(back && back->n == (round < 2 ? 4 : 3) && record_current(back));
+        CHECK(!record_grant(back, S("b"), false) == (round == 2));
+        record_free(&t.m, back);
+        record_free(&t.m, r);
+        buf_free(&b);
+    }
+    {
+        record *r = record_new(&t.m, RECORD_SITE, NULL);
+        grant *g = record_grant(r, S("a"), true);
+        str most = str_make(long_one, RECORD_SCOPE);
+        CHECK(record_set(r, &r->current, S("a")));
+        CHECK(record_set(r, &g->scope, most) &&
+              record_set(r, &g->registered_scope, most) &&
+              record_set(r, &g->access, str_head(most, LIMIT_TOKEN)));
+        CHECK_INT(record_text(r, &b, &d), MCP_LIMIT_EXCEEDED);
+        record_free(&t.m, r);
+        buf_free(&b);
+    }
+    {
+        record *r = NULL;
+        char *nine = malloc(2000), *at = nine;
+        at += sprintf(at, "%s", RECORD_HEAD "\"grants\":{");
+        for (int i = 0; i < LIMIT_GRANTS; i++)
+            at += sprintf(at, "%s\"i%d\":{}", i ? "," : "", i);
+        strcpy(at, "}}");
+        r = record_parsed(&t.m, NULL, nine, MCP_OK);
+        CHECK(r && r->n == LIMIT_GRANTS);
+        record_free(&t.m, r);
+        strcpy(at, ",\"more\":{}}}");
+        record_parsed(&t.m, NULL, nine, MCP_OPERATION_FAILED);
+        free(nine);
+    }
+    diag_free(&d);
+    rig_free(&t);
+}
+
+static mcp_code record_torture(mem *m) {
+    record *r = NULL, *back = NULL;
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+    grant *g = NULL;
+    diag d;
+    buf b;
+    rig t;
+
+    if (!rig_init(&t, m)) return rc;
+    diag_init(&d, m, NULL);
+    buf_init(&b, m, LIMIT_RECORD);
+    r = record_new(&t.m, RECORD_SITE, "c");
+    if (r) g = record_grant(r, S(RECORD_ISSUER), true);
+    if (g && record_set(r, &g->access, S("token")) &&
+        record_set(r, &r->current, S(RECORD_ISSUER)))
+        rc = record_text(r, &b, &d);
+    if (!rc)
+        rc = record_read(&t.m, RECORD_SITE, "c", buf_str(&b), &back, &d);
+    record_free(&t.m, back);
+    record_free(&t.m, r);
+    buf_wipe(&b);
+    diag_free(&d);
+    rig_free(&t);
+    return rc;
+}
+
+static void test_record_torture(void) {
+    torture(record_torture);
+}
+
+// What held a secret is overwritten before it is freed.
+static size_t record_seen;
+
+static void *record_spy(void *user, void *ptr, size_t old, size_t size) {
+    if (ptr && !size)
+        record_seen += str_find(str_make(ptr, old), S("tell-tale")) != SIZE_MAX;
+    return heap_fn(user, ptr, old, size);
+}
+
+static void test_record_wiped(void) {
+    record *r, *back;
+    grant *g;
+    heap h = {0, 0, 0, false};
+    mem spied = {record_spy, NULL};
+    diag d;
+    buf b;
+    rig t;
+
+    spied.user = &h;
+    record_seen = 0;
+    if (!CHECK(rig_init(&t, &spied))) return;
+    diag_init(&d, &t.m.mem, NULL);
+    buf_init(&b, &t.m.mem, LIMIT_RECORD);
+    r = record_new(&t.m, RECORD_SITE, NULL);
+    g = record_grant(r, S(RECORD_ISSUER), true);
+    CHECK(record_set(r, &g->access, S("tell-tale\"x")));
+    CHECK_INT(record_text(r, &b, &d), MCP_OK);
+    CHECK_INT(record_read(&t.m, RECORD_SITE, NULL, buf_str(&b), &back, &d),
+              MCP_OK);
+    record_free(&t.m, back);
+    record_free(&t.m, r);
+    buf_wipe(&b);
+    CHECK_INT(record_seen, 0);
+    diag_free(&d);
+    rig_free(&t);
+    CHECK_INT(h.live, 0);
+}
+
+
+//=============================================================================
+// MARK: - 15b Stores
+//=============================================================================
+
+// A handle, its directory, and programs of ours in the place of PATH.
+typedef struct vault_world {
+    cfg_world w;        // first: the platform's `user`
+    char bin[300], path[320], place[320];
+    char *environ[5];
+    int64_t skip;       // added to the clock
+    vault *v;
+    diag d;
+    job job;            // the owner
+    int steps;
+} vault_world;
+
+static char *const *vault_environ(os *o) {
+    return ((vault_world *)o->user)->environ;
+}
+
+static int64_t vault_now(os *o) {
+    return unix_now_ms(NULL) + ((vault_world *)o->user)->skip;
+}
+
+static void vault_stepped(mcp *m, job *j) {
+    (void)m;
+    ((vault_world *)((char *)j - offsetof(vault_world, job)))->steps++;
+}
+
+// secret-tool as it behaves, in sh. An item is a file; its name has its
+// attributes. What it was given is noted; `mode` says what goes wrong.
+static const char vault_tool_text[] =
+    "#!/bin/sh\n"
+    "cd \"$KEPT\" || exit 1\n"
+    "echo secret-tool \"$*\" >>argv; env >>env\n"
+    "mode=$(cat mode 2>/dev/null)\n"
+    "verb=$1; shift; label=none\n"
+    "[ \"$1\" = --label ] && { label=$2; shift 2; }\n"
+    "case $mode in gone) exit 1 ;; hang) exec sleep 60 ;;\n"
+    "flood) exec head -c 100000 /dev/zero ;; esac\n"
+    "pairs=$*; n=; has() { f=$1; set -- $pairs\n"
+    "while [ $# -gt 0 ]; do case $f in *\"%$1=$2%\"*) ;; *) return 1 ;; esac\n"
+    "shift 2; done; }\n"
+    "find() { for f in items/*; do [ -e \"$f\" ] && has \"$f\" && return 0;\n"
+    "done; return 1; }\n"
+    "case $verb in\n"
+    "store) [ \"$mode\" = locked ] && exit 1\n"
+    "  [ \"$mode\" = full ] && exit 1\n"
+    "  set -- $pairs; name=%; while [ $# -gt 0 ]; do name=\"$name$1=$2%\"\n"
+    "  shift 2; done; echo \"$label\" >>labels\n"
+    "  [ \"$mode\" = deaf ] && exec cat >/dev/null\n"
+    "  if [ \"$mode\" = cut ]; then head -c 50 >\"items/$name\"\n"
+    "  else head -c 8192 >\"items/$name\"; fi; cat >/dev/null\n"
+    "  [ $(wc -c <\"items/$name\") -gt 6000 ] && echo long >>labels\n"
+    "  exit 0 ;;\n"
+    "lookup) [ \"$mode\" = locked ] && exit 1; find && cat \"$f\" ;;\n"
+    "search) if find; then echo '[/1]'; echo 'label = x'\n"
+    "  [ \"$mode\" = locked ] || { printf 'secret = '; cat \"$f\"; echo; }\n"
+    "  fi; exit 0 ;;\n"
+    "clear) [ \"$mode\" = locked ] && exit 1; [ \"$mode\" = keeps ] && exit 0\n"
+    "  while find; do rm \"$f\"; n=1; done; [ \"$n\" ] ;;\n"
+    "*) exit 9 ;; esac\n";
+
+// `security -i` likewise: commands from stdin, at most 4,095 bytes each; the
+// status of the last one is its own.
+static const char vault_chain_text[] =
+    "#!/bin/sh\n"
+    "cd \"$KEPT\" || exit 1\n"
+    "echo security \"$*\" >>argv; env >>env\n"
+    "mode=$(cat mode 2>/dev/null)\n"
+    "case $mode in gone) exit 1 ;; hang) exec sleep 60 ;;\n"
+    "flood) exec head -c 100000 /dev/zero ;; esac\n"
+    "[ \"$*\" = -i ] || exit 9\n"
+    "rc=0\n"
+    "while IFS= read -r line; do\n"
+    "  [ ${#line} -gt 4094 ] && echo long >>labels\n"
+    "  case $line in *[!A-Za-z0-9\\ \\\".:_\\(\\)-]*) echo odd >>labels\n"
+    "  esac\n"
+    "  eval \"set -- $line\"; verb=$1; shift; a= s= l= w= u=\n"
+    "  while [ $# -gt 0 ]; do case $1 in -U) u=1; shift ;;\n"
+    "    -a) a=$2; shift 2 ;; -s) s=$2; shift 2 ;; -l) l=$2; shift 2 ;;\n"
+    "    -w) w=$2; shift; [ $# -gt 0 ] && shift ;; *) rc=2; shift ;; esac\n"
+    "  done; f=\"items/$s.$a\"; rc=0\n"
+    "  case $verb in\n"
+    "  add-generic-password) echo \"$l\" >>labels\n"
+    "    if [ \"$mode\" = locked ] || [ \"$mode\" = full ]; then rc=36\n"
+    "    elif [ \"$mode\" = cut ]; then printf %.50s \"$w\" >\"$f\"\n"
+    "    elif [ \"$mode\" != deaf ]; then printf %s \"$w\" >\"$f\"; fi ;;\n"
+    "  find-generic-password) if [ ! -e \"$f\" ]; then rc=44\n"
+    "    elif [ \"$mode\" = locked ]; then rc=36\n"
+    "    else cat \"$f\"; echo; fi ;;\n"
+    "  delete-generic-password) [ \"$mode\" = keeps ] && continue\n"
+    "    if [ -e \"$f\" ]; then rm \"$f\"; else rc=44; fi ;;\n"
+    "  *) rc=1 ;; esac\n"
+    "done\n"
+    "exit $rc\n";
+
+static void vault_put(vault_world *x, const char *name, const char *text,
+                      int mode) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/%s", x->w.dir, name);
+    cfg_write(path, text);
+    chmod(path, (mode_t)mode);
+}
+
+static void vault_mode(vault_world *x, const char *mode) {
+    vault_put(x, "kept/mode", mode, 0644);
+}
+
+// `store`: a word of mcp_options.credentials, or NULL.
+static bool vault_world_open(vault_world *x, const char *store,
+                             mcp_options *opt) {
+    mcp_options none;
+
+    memset(x, 0, sizeof *x);
+    memset(&none, 0, sizeof none);
+    if (!opt) opt = &none;
+    opt->credentials = store;
+    cfg_open(&x->w, opt);
+    if (!CHECK(x->w.m != NULL)) return false;
+    mkdir(cfg_path(&x->w, "bin"), 0700);
+    mkdir(cfg_path(&x->w, "kept"), 0700);
+    mkdir(cfg_path(&x->w, "kept/items"), 0700);
+    vault_put(x, "bin/secret-tool", vault_tool_text, 0755);
+    vault_put(x, "bin/security", vault_chain_text, 0755);
+    snprintf(x->path, sizeof x->path, "PATH=%s/bin:/usr/bin:/bin", x->w.dir);
+    snprintf(x->place, sizeof x->place, "KEPT=%s/kept", x->w.dir);
+    x->environ[0] = x->path;
+    x->environ[1] = x->place;
+    x->w.m->os.environ = vault_environ;
+    x->w.m->os.now_ms = vault_now;
+    diag_init(&x->d, &x->w.m->mem, &x->w.m->secrets);
+    CHECK(job_init(x->w.m, &x->job, vault_stepped));
+    x->v = vault_new(x->w.m, "docs", RECORD_SITE, "c", &x->job);
+    return CHECK(x->v != NULL);
+}
+
+static void vault_world_close(vault_world *x) {
+    vault_free(x->v);
+    diag_free(&x->d);
+    job_end(x->w.m, &x->job);
+    cfg_world_close(&x->w);
+}
+
+// Before a fork: no program of ours runs any more. After it: the child leaves
+// the directory alone.
+static void vault_quiet(vault_world *x) {
+    while (!procs_gone(x->w.m)) loop_turn(x->w.m, x->w.m->loop.now + 50);
+    fflush(stdout);
+}
+
+static void vault_child_exit(vault_world *x, bool bad) {
+    vault_quiet(x);
+    vault_free(x->v);
+    diag_free(&x->d);
+    job_end(x->w.m, &x->job);
+    mcp_close(x->w.m);
+    _exit(bad);
+}
+
+// The operations, turned to their end; `hang` ms are skipped after the first
+// wait.
+static mcp_code vault_turned(vault_world *x, vault_goal goal, record **out,
+                             const record *r, bool *was, int64_t hang) {
+    for (int i = 0; i < 4000; i++) {
+        mcp_code rc = goal == VAULT_READ    ? vault_read(x->v, out, &x->d)
+                      : goal == VAULT_WRITE ? vault_write(x->v, r, &x->d)
+                      : goal == VAULT_TRY   ? vault_try(x->v, &x->d)
+                                            : vault_remove(x->v, was, &x->d);
+        int steps = x->steps;
+        if (rc != MCP_PENDING) return rc;
+        if (i > 0) x->skip += hang;
+        for (int k = hang ? 36 : 0; k < 40 && x->steps == steps; k++)
+            loop_turn(x->w.m, x->w.m->loop.now + 50);
+    }
+    return MCP_PENDING;
+}
+
+static mcp_code vault_got(vault_world *x, record **out) {
+    return vault_turned(x, VAULT_READ, out, NULL, NULL, 0);
+}
+
+static mcp_code vault_kept(vault_world *x, const record *r) {
+    return vault_turned(x, VAULT_WRITE, NULL, r, NULL, 0);
+}
+
+static mcp_code vault_removed(vault_world *x, bool *was) {
+    return vault_turned(x, VAULT_REMOVE, NULL, NULL, was, 0);
+}
+
+static mcp_code vault_tried(vault_world *x) {
+    return vault_turned(x, VAULT_TRY, NULL, NULL, NULL, 0);
+}
+
+// A record whose text is at least `size` bytes long, and that tells of `tag`.
+static record *vault_record(vault_world *x, const char *tag, size_t size) {
+    record *r = record_new(x->w.m, RECORD_SITE, "c");
+    char text[60], *more = malloc(LIMIT_TOKEN);
+
+    for (int i = 0; i < 4; i++) {
+        char name[40];
+        grant *g;
+        size_t n = size < LIMIT_TOKEN ? size : LIMIT_TOKEN;
+        snprintf(name, sizeof name, "https://as%d.example", i);
+        g = record_grant(r, str_of(name), true);
+        snprintf(text, sizeof text, "tell-tale %s", tag);
+        CHECK(g && record_set(r, &g->access, str_of(text)));
+        for (size_t k = 0; k < n; k++) more[k] = (char)('a' + (k + n) % 26);
+        if (n) CHECK(record_set(r, &g->refresh, str_make(more, n)));
+        size -= n;
+    }
+    free(more);
+    return r;
+}
+
+static void vault_holds(vault_world *x, const record *want) {
+    record *got = NULL;
+
+    if (!CHECK_INT(vault_got(x, &got), MCP_OK) || !CHECK(got != NULL)) {
+        puts(buf_z(&x->d.detail));
+        return;
+    }
+    CHECK_INT(got->n, want->n);
+    for (uint32_t i = 0; i < got->n && i < want->n; i++)
+        record_same(got->grants[i], want->grants[i]);
+    record_free(x->w.m, got);
+}
+
+static bool vault_told(vault_world *x, const char *what) {
+    if (str_find(buf_str(&x->d.detail), str_of(what)) != SIZE_MAX) return true;
+    printf("detail: %s\n", buf_z(&x->d.detail));
+    return false;
+}
+
+// How often `what` stands in a file.
+static int vault_count(vault_world *x, const char *file, const char *what) {
+    static char text[1 << 20];
+    FILE *f = fopen(cfg_path(&x->w, file), "r");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0, at;
+    str s = str_make(text, n);
+    int count = 0;
+
+    if (f) fclose(f);
+    for (; (at = str_find(s, str_of(what))) != SIZE_MAX; count++)
+        s = str_skip(s, at + strlen(what));
+    return count;
+}
+
+// What every store does.
+static void vault_usual(vault_world *x, size_t size) {
+    record *a = vault_record(x, "a", 0), *b = vault_record(x, "b", size);
+    record *got = a;
+    bool was = true;
+
+    CHECK_INT(vault_got(x, &got), MCP_OK);
+    CHECK(!got);
+    CHECK_INT(vault_tried(x), MCP_OK);  // leaves nothing
+    CHECK_INT(vault_got(x, &got), MCP_OK);
+    CHECK(!got);
+    CHECK_INT(vault_removed(x, &was), MCP_OK);
+    CHECK(!was);
+    if (!CHECK_INT(vault_kept(x, a), MCP_OK)) puts(buf_z(&x->d.detail));
+    vault_holds(x, a);
+    if (!CHECK_INT(vault_kept(x, b), MCP_OK)) puts(buf_z(&x->d.detail));
+    vault_holds(x, b);
+    CHECK_INT(vault_kept(x, b), MCP_OK);
+    CHECK_INT(vault_tried(x), MCP_OK);
+    vault_holds(x, b);
+    CHECK_INT(vault_kept(x, a), MCP_OK);
+    vault_holds(x, a);
+    CHECK_INT(vault_removed(x, &was), MCP_OK);
+    CHECK(was);
+    CHECK_INT(vault_got(x, &got), MCP_OK);
+    CHECK(!got);
+    record_free(x->w.m, a);
+    record_free(x->w.m, b);
+}
+
+static void test_vault_memory(void) {
+    vault_world x;
+    vault *other;
+    record *r;
+
+    if (!vault_world_open(&x, "memory", NULL)) return;
+    vault_usual(&x, 30000);
+    r = vault_record(&x, "kept", 0);
+    CHECK_INT(vault_kept(&x, r), MCP_OK);  // freed with the handle
+    record_free(x.w.m, r);
+    r = NULL;
+    other = vault_new(x.w.m, "docs", RECORD_SITE, "c", NULL);
+    CHECK(vault_read(other, &r, NULL) == MCP_OK && r);  // the same account
+    record_free(x.w.m, r);
+    vault_free(other);
+    other = vault_new(x.w.m, "docs", RECORD_SITE, NULL, NULL);
+    CHECK(vault_read(other, &r, NULL) == MCP_OK && !r);
+    vault_free(other);
+    vault_free(NULL);
+    CHECK_INT(cfg_files(&x.w, "global"), 0);
+    vault_world_close(&x);
+}
+
+static void vault_file_name(vault_world *x, const char *suffix, char *out,
+                            size_t cap) {
+    snprintf(out, cap, "global/credentials/%s%s", x->v->account, suffix);
+}
+
+#if USE_FILES
+
+static void test_vault_file(void) {
+    char name[200];
+    record *r, *got;
+    vault_world x;
+    bool was;
+
+    if (!vault_world_open(&x, "file", NULL)) return;
+    vault_file_name(&x, ".json", name, sizeof name);
+    vault_usual(&x, 30000);
+    CHECK_INT(cfg_mode(&x.w, "global/credentials"), 0700);
+    CHECK_INT(cfg_files(&x.w, "global/credentials"), 0);
+    r = vault_record(&x, "file", 0);
+    CHECK_INT(vault_kept(&x, r), MCP_OK);
+    CHECK_INT(cfg_mode(&x.w, name), 0600);
+    CHECK_INT(cfg_files(&x.w, "global/credentials"), 1);  // nothing beside it
+    for (int bit = 0; bit < 6; bit++) {  // each bit for others
+        chmod(cfg_path(&x.w, name), (mode_t)(0600 | 1 << bit));
+        got = r;
+        CHECK_INT(vault_got(&x, &got), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+        CHECK(!got && vault_told(&x, "is open to others (mode 06"));
+    }
+    chmod(cfg_path(&x.w, name), 0600);
+    vault_holds(&x, r);
+    cfg_write(cfg_path(&x.w, name), "tell-tale");
+    chmod(cfg_path(&x.w, name), 0600);
+    CHECK_INT(vault_got(&x, &got), MCP_OPERATION_FAILED);
+    CHECK(!got && vault_told(&x, "damaged"));
+    CHECK(str_find(buf_str(&x.d.detail), S("tell-tale")) == SIZE_MAX);
+    {
+        char *big = malloc(LIMIT_RECORD + 2);
+        memset(big, ' ', LIMIT_RECORD + 1);
+        big[LIMIT_RECORD + 1] = 0;
+        cfg_write(cfg_path(&x.w, name), big);
+        CHECK_INT(vault_got(&x, &got), MCP_OPERATION_FAILED);
+        free(big);
+    }
+    CHECK_INT(vault_kept(&x, r), MCP_OK);  // a spoilt one is replaced
+    vault_holds(&x, r);
+    cfg_write(cfg_path(&x.w, name), "tell-tale");
+    CHECK(vault_removed(&x, &was) == MCP_OK && was);
+    CHECK_INT(cfg_mode(&x.w, name), -1);
+    mkdir(cfg_path(&x.w, name), 0700);
+    CHECK_INT(vault_got(&x, &got), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_INT(vault_kept(&x, r), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_INT(vault_removed(&x, &was), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    record_free(x.w.m, r);
+    vault_world_close(&x);
+}
+
+// A write that fails leaves the old file; a reader never sees a part.
+static os_result vault_no_replace(os *o, const char *path, str data, int mode,
+                                  bool (*still)(void *), void *arg) {
+    (void)o, (void)path, (void)data, (void)mode, (void)still, (void)arg;
+    return OS_FAILED;
+}
+
+static void test_vault_file_atomic(void) {
+    os_result (*replace)(os *, const char *, str, int, bool (*)(void *),
+                         void *);
+    record *a, *b, *got;
+    vault_world x;
+    int status = -1;
+    pid_t pid;
+
+    if (!vault_world_open(&x, "file", NULL)) return;
+    a = vault_record(&x, "old", 20000);
+    b = vault_record(&x, "new", 40000);
+    CHECK_INT(vault_kept(&x, a), MCP_OK);
+    replace = x.w.m->os.file_replace;
+    x.w.m->os.file_replace = vault_no_replace;
+    CHECK_INT(vault_kept(&x, b), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK(vault_told(&x, "cannot be written"));
+    CHECK_INT(vault_tried(&x), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    x.w.m->os.file_replace = replace;
+    vault_holds(&x, a);
+    vault_quiet(&x);
+    pid = fork();
+    if (pid == 0) {
+        int bad = 0;
+        for (int i = 0; i < 150; i++)
+            bad += vault_kept(&x, i % 2 ? a : b) != MCP_OK;
+        record_free(x.w.m, a);
+        record_free(x.w.m, b);
+        vault_child_exit(&x, bad);
+    }
+    for (int i = 0; i < 150; i++) {
+        got = NULL;
+        CHECK_INT(vault_got(&x, &got), MCP_OK);
+        CHECK(got && got->n == 4);
+        record_free(x.w.m, got);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    record_free(x.w.m, a);
+    record_free(x.w.m, b);
+    vault_world_close(&x);
+}
+
+// Nowhere to put it, and places that cannot be written.
+static void test_vault_file_nowhere(void) {
+    static const char *const none[] = {NULL};
+    mcp_options opt;
+    vault_world x;
+    record *r, *got;
+
+    if (!vault_world_open(&x, "file", NULL)) return;
+    x.w.env = none;
+    x.w.m->opt.config_dir = NULL;
+    r = vault_record(&x, "nowhere", 0);
+    CHECK_INT(vault_kept(&x, r), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK(vault_told(&x, "HOME"));
+    CHECK_INT(vault_got(&x, &got), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_INT(vault_lock(x.v, NEVER, &x.d), MCP_OK);  // in the handle alone
+    record_free(x.w.m, r);
+    vault_world_close(&x);
+
+    memset(&opt, 0, sizeof opt);
+    opt.config_dir = "/proc/nowhere";
+    if (!vault_world_open(&x, "file", &opt)) return;
+    r = vault_record(&x, "nowhere", 0);
+    CHECK_INT(vault_kept(&x, r), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK(vault_told(&x, "/proc/nowhere/credentials cannot be created"));
+    CHECK_INT(vault_lock(x.v, NEVER, &x.d), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    record_free(x.w.m, r);
+    vault_world_close(&x);
+}
+
+#else
+
+static void test_vault_no_files(void) {
+    vault_world x;
+    record *r;
+
+    if (!vault_world_open(&x, "file", NULL)) return;
+    CHECK_INT(vault_got(&x, &r), MCP_NOT_BUILT);
+    CHECK(!r && vault_told(&x, "without them"));
+    CHECK_INT(vault_lock(x.v, NEVER, &x.d), MCP_OK);
+    vault_world_close(&x);
+}
+
+#endif  // USE_FILES
+
+// The host's store: a table that notes what it is asked, and can fail.
+typedef struct host_store {
+    char account[65], *text;
+    ptrdiff_t n;
+    bool broken, liar;
+    int calls;
+} host_store;
+
+static ptrdiff_t host_store_read(void *user, const char *account, char *to,
+                                 size_t cap) {
+    host_store *h = user;
+    h->calls++;
+    snprintf(h->account, sizeof h->account, "%s", account);
+    CHECK(strlen(account) == 64 && cap == LIMIT_RECORD);
+    if (h->broken) return -1;
+    if (h->liar) return LIMIT_RECORD + 1;
+    if (h->n) memcpy(to, h->text, (size_t)h->n);
+    return h->n;
+}
+
+static int host_store_write(void *user, const char *account,
+                            const char *secret, size_t n) {
+    host_store *h = user;
+    h->calls++;
+    CHECK(strlen(account) == 64);
+    if (h->broken) return 1;
+    free(h->text);
+    h->text = exact(str_make(secret, n));
+    h->n = (ptrdiff_t)n;
+    return 0;
+}
+
+static int host_store_remove(void *user, const char *account) {
+    host_store *h = user;
+    h->calls++;
+    CHECK(strlen(account) == 64);
+    if (h->broken) return 1;
+    h->n = 0;
+    return 0;
+}
+
+static void test_vault_host(void) {
+    host_store kept;
+    mcp_store s = {NULL, host_store_read, host_store_write, host_store_remove};
+    mcp_options opt;
+    vault_world x;
+    record *r, *got;
+    bool was;
+
+    memset(&kept, 0, sizeof kept);
+    memset(&opt, 0, sizeof opt);
+    s.user = &kept;
+    opt.store = &s;
+    opt.no_cache = true;
+    if (!vault_world_open(&x, "nonsense", &opt)) return;  // not looked at
+    vault_usual(&x, 30000);
+    CHECK_STR(str_of(kept.account), str_of(x.v->account));
+    r = vault_record(&x, "host", 0);
+    kept.broken = true;
+    CHECK_INT(vault_kept(&x, r), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_INT(vault_got(&x, &got), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_INT(vault_removed(&x, &was), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    kept.broken = false;
+    kept.liar = true;
+    CHECK_INT(vault_got(&x, &got), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    kept.liar = false;
+    kept.n = kept.n < 5 ? kept.n : 5;
+    CHECK_INT(vault_kept(&x, r), MCP_OK);
+    kept.n = 5;
+    CHECK_INT(vault_got(&x, &got), MCP_OPERATION_FAILED);
+    CHECK_INT(vault_lock(x.v, NEVER, &x.d), MCP_OK);
+    CHECK_INT(cfg_files(&x.w, "global"), 0);
+    s.remove = NULL;
+    CHECK_INT(vault_got(&x, &got), MCP_MISUSE);
+    free(kept.text);
+    record_free(x.w.m, r);
+    vault_world_close(&x);
+}
+
+// Where the lock file cannot be, a host's store does without it.
+static void test_vault_host_nowhere(void) {
+    mcp_store s = {NULL, host_store_read, host_store_write, host_store_remove};
+    mcp_options opt;
+    vault_world x;
+
+    memset(&opt, 0, sizeof opt);
+    opt.store = &s;
+    opt.config_dir = "/proc/nowhere";
+    if (!vault_world_open(&x, NULL, &opt)) return;
+    CHECK_INT(vault_lock(x.v, NEVER, &x.d), MCP_OK);
+    vault_world_close(&x);
+}
+
+static void test_vault_named(void) {
+    static const struct {
+        const char *option, *env;
+        store_kind want;
+    } t[] = {
+        {NULL, NULL, STORE_NATIVE},       {NULL, "", STORE_NATIVE},
+        {"", "file", STORE_FILE},         {NULL, "memory", STORE_MEMORY},
+        {"keyring", "file", STORE_NATIVE}, {"memory", "odd", STORE_MEMORY},
+        {"keychain", NULL, STORE_KEYCHAIN},
+        {NULL, "secret-service", STORE_SECRET_SERVICE},
+        {"File", NULL, STORE_UNKNOWN},    {NULL, "plain", STORE_UNKNOWN},
+    };
+
+    for (size_t i = 0; i < COUNT(t); i++) {
+        const char *env[3] = {"MCP_CREDENTIALS", t[i].env, NULL};
+        vault_world x;
+        mcp_code rc;
+        if (!vault_world_open(&x, t[i].option, NULL)) return;
+        if (t[i].env) x.w.env = env;
+        rc = vault_open(x.v, &x.d);
+        CHECK_INT(x.v->kind, t[i].want);
+        CHECK_INT(rc, t[i].want ? MCP_OK : MCP_CONFIGURATION_INVALID);
+        if (rc) CHECK(vault_told(&x, t[i].env ? "MCP_CREDENTIALS is none"
+                                              : "credentials is none"));
+        vault_world_close(&x);
+    }
+}
+
+// fr.91: another name, URL or client is another account.
+static void test_vault_accounts(void) {
+    static const struct {
+        const char *name, *site, *client;
+    } t[] = {
+        {"docs", RECORD_SITE, "c"}, {"docs", RECORD_SITE, NULL},
+        {"docs", RECORD_SITE, ""},  {"docs", RECORD_SITE "?x", "c"},
+        {"doc", RECORD_SITE, "c"},  {"docs", RECORD_SITE, "c2"},
+    };
+    hex64 seen[COUNT(t)];
+    vault_world x;
+
+    if (!vault_world_open(&x, "memory", NULL)) return;
+    for (size_t i = 0; i < COUNT(t); i++) {
+        vault *v = vault_new(x.w.m, t[i].name, t[i].site, t[i].client, NULL);
+        memcpy(seen[i], v->account, sizeof seen[i]);
+        CHECK_INT(strlen(seen[i]), 64);
+        for (size_t k = 0; k < i; k++) CHECK(strcmp(seen[i], seen[k]) != 0);
+        vault_free(v);
+    }
+    CHECK_STR(str_of(seen[0]), str_of(x.v->account));
+    {
+        // The fingerprint of the object, however it is written.
+        mcp_doc *doc;
+        hex64 want;
+        str text = S("{\"url\":\"" RECORD_SITE "\", \"server\":\"docs\", "
+                     "\"clientId\":\"c\"}");
+        CHECK_INT(json_parse(&x.w.m->mem, text, &doc, NULL, NULL), MCP_OK);
+        CHECK(fingerprint(&x.w.m->mem, want, json_root(doc)));
+        CHECK_STR(str_of(seen[0]), str_of(want));
+        json_free(doc);
+    }
+    vault_world_close(&x);
+}
+
+// Both keyrings; what differs is in the table.
+static const struct {
+    const char *word, *program;
+    size_t piece;
+} vault_rings[] = {
+    {"secret-service", "secret-tool", 6000},
+    {"keychain", "security", 1250},
+};
+
+#define RINGS COUNT(vault_rings)
+
+static void test_vault_ring(void) {
+    for (size_t i = 0; i < RINGS; i++) {
+        char begin[40];
+        vault_world x;
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        vault_usual(&x, 20000);
+        CHECK_INT(cfg_files(&x.w, "kept/items"), 0);  // no part is left
+        {
+            record *r = vault_record(&x, "most", LIMIT_RECORD - 1500);
+            CHECK_INT(vault_kept(&x, r), MCP_OK);
+            vault_holds(&x, r);
+            CHECK_INT(cfg_files(&x.w, "kept/items"), i == 0 ? 12 : 53);
+            record_free(x.w.m, r);
+        }
+        // fr.91 and the argv: no secret in arguments or environment.
+        snprintf(begin, sizeof begin, "%s ", vault_rings[i].program);
+        CHECK(vault_count(&x, "kept/argv", begin) > 20);
+        CHECK_INT(vault_count(&x, "kept/argv", "tell-tale"), 0);
+        CHECK_INT(vault_count(&x, "kept/argv", "refresh"), 0);
+        CHECK_INT(vault_count(&x, "kept/env", "tell-tale"), 0);
+        CHECK(vault_count(&x, "kept/env", "KEPT=") > 20);
+        CHECK_INT(vault_count(&x, "kept/labels", "long"), 0);
+        CHECK_INT(vault_count(&x, "kept/labels", "odd"), 0);
+        CHECK(vault_count(&x, "kept/labels", "mcp-c: docs\n") >= 4);
+        CHECK(vault_count(&x, "kept/labels", "mcp-c: docs (2 of ") >= 2);
+        vault_world_close(&x);
+    }
+}
+
+// The arguments, word for word; a name that could be taken for an option or a
+// command is neither.
+static void test_vault_ring_argv(void) {
+#define ARGV_ITEM "service _-my_app___x____ account %s"
+#define ARGV_HEAD(words) "secret-tool " words ARGV_ITEM " part 0\n"
+    char want[2000];
+    mcp_options opt;
+    vault_world x;
+    record *r, *got;
+    const char *id;
+    bool was;
+
+    memset(&opt, 0, sizeof opt);
+    opt.client_name = "--my\"app\"$(x);\xC3\xA9";
+    if (!vault_world_open(&x, "secret-service", &opt)) return;
+    id = x.v->account;
+    r = vault_record(&x, "argv", 0);
+    CHECK(!vault_got(&x, &got) && !got);
+    CHECK_INT(vault_kept(&x, r), MCP_OK);
+    CHECK(!vault_removed(&x, &was) && was);
+    snprintf(want, sizeof want,
+             ARGV_HEAD("lookup ") ARGV_HEAD("search ")   // read
+             ARGV_HEAD("lookup ") ARGV_HEAD("search ")   // write
+             ARGV_HEAD("store --label _-my_app___x____: docs ")
+             ARGV_HEAD("lookup ") ARGV_HEAD("lookup ")   // remove
+             "secret-tool clear " ARGV_ITEM "\n"
+             ARGV_HEAD("lookup ") ARGV_HEAD("search "),
+             id, id, id, id, id, id, id, id, id, id);
+    CHECK_INT(vault_count(&x, "kept/argv", want), 1);
+    CHECK_INT(vault_count(&x, "kept/argv", "\n"), 10);
+    record_free(x.w.m, r);
+    vault_world_close(&x);
+}
+
+// A text of exactly one item, and one byte more.
+static void test_vault_ring_split(void) {
+    for (size_t i = 0; i < RINGS; i++) {
+        size_t piece = vault_rings[i].piece;
+        vault_world x;
+        buf b;
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        buf_init(&b, &x.w.m->mem, LIMIT_RECORD);
+        for (size_t k = 0; k < 4; k++) {
+            size_t want = k < 2 ? piece + k : 3 * piece + (k - 2), bare;
+            record *r = vault_record(&x, "s", 100);
+            CHECK_INT(record_text(r, &b, &x.d), MCP_OK);
+            bare = b.len - 100;
+            record_free(x.w.m, r);
+            if (want - bare > LIMIT_TOKEN) bare += strlen(",'refresh':''");
+            r = vault_record(&x, "s", want - bare);
+            CHECK_INT(record_text(r, &b, &x.d), MCP_OK);
+            CHECK_INT(b.len, want);
+            CHECK_INT(vault_kept(&x, r), MCP_OK);
+            vault_holds(&x, r);
+            CHECK_INT(cfg_files(&x.w, "kept/items"),
+                      k == 0 ? 1 : k == 1 ? 3 : k == 2 ? 4 : 5);
+            record_free(x.w.m, r);
+        }
+        buf_free(&b);
+        vault_world_close(&x);
+    }
+}
+
+// What goes wrong, what is said, and that the old record lives on.
+static void test_vault_ring_faults(void) {
+    static const struct {
+        const char *mode, *read, *write, *remove;  // NULL: it works
+        bool taken;
+    } t[] = {
+        {"locked", "locked", "locked", "locked", false},
+        {"deaf", NULL, "did not keep", NULL, true},
+        {"full", NULL, "did not take", NULL, false},
+        {"gone", "", "", "", false},
+        {"flood", "", "", "", false},
+        {"keeps", NULL, NULL, "did not remove", true},
+    };
+
+    for (size_t k = 0; k < RINGS * COUNT(t); k++) {
+        size_t i = k / COUNT(t), n = k % COUNT(t);
+        mcp_code bad = MCP_CREDENTIAL_STORE_UNAVAILABLE;
+        record *a, *b, *got = NULL;
+        vault_world x;
+        bool was;
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        a = vault_record(&x, "a", 7000);
+        b = vault_record(&x, "b", 8000);
+        CHECK_INT(vault_kept(&x, a), MCP_OK);
+        vault_mode(&x, t[n].mode);
+        CHECK_INT(vault_got(&x, &got), t[n].read ? bad : MCP_OK);
+        if (t[n].read) CHECK(vault_told(&x, t[n].read));
+        CHECK_INT(got != NULL, !t[n].read);
+        record_free(x.w.m, got);
+        CHECK_INT(vault_kept(&x, b), t[n].write ? bad : MCP_OK);
+        if (t[n].write) CHECK(vault_told(&x, t[n].write));
+        CHECK_INT(vault_tried(&x), t[n].taken ? MCP_OK : bad);
+        vault_mode(&x, "");
+        vault_holds(&x, t[n].write ? a : b);
+        vault_mode(&x, t[n].mode);
+        CHECK_INT(vault_removed(&x, &was), t[n].remove ? bad : MCP_OK);
+        if (t[n].remove) CHECK(vault_told(&x, t[n].remove));
+        CHECK(str_find(buf_str(&x.d.detail), S("tell-tale")) == SIZE_MAX);
+        record_free(x.w.m, a);
+        record_free(x.w.m, b);
+        vault_world_close(&x);
+    }
+}
+
+// A keyring that cuts what it is given: noticed, and with several items the
+// head still points to the old ones.
+static void test_vault_ring_cut(void) {
+    for (size_t i = 0; i < RINGS; i++) {
+        record *a, *b;
+        vault_world x;
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        a = vault_record(&x, "a", 7000);
+        b = vault_record(&x, "b", 8000);
+        CHECK_INT(vault_kept(&x, a), MCP_OK);
+        vault_mode(&x, "cut");
+        CHECK_INT(vault_kept(&x, b), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+        CHECK(vault_told(&x, "did not keep"));
+        vault_mode(&x, "");
+        vault_holds(&x, a);
+        CHECK_INT(vault_kept(&x, b), MCP_OK);
+        vault_holds(&x, b);
+        record_free(x.w.m, a);
+        record_free(x.w.m, b);
+        vault_world_close(&x);
+    }
+}
+
+// Items that somebody spoilt: never half a record.
+static void test_vault_ring_spoilt(void) {
+    for (size_t i = 0; i < RINGS; i++) {
+        char cmdline[700];
+        record *a, *got;
+        vault_world x;
+        bool was;
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        a = vault_record(&x, "a", 7000);
+        CHECK_INT(vault_kept(&x, a), MCP_OK);
+        snprintf(cmdline, sizeof cmdline, "cd '%s/kept/items'; for f in *a*; "
+                 "do case $f in *part=2*|*.a.2) rm \"$f\";; esac; done",
+                 x.w.dir);
+        CHECK(system(cmdline) == 0);
+        CHECK_INT(vault_got(&x, &got), MCP_OPERATION_FAILED);
+        CHECK(!got && vault_told(&x, "damaged"));
+        CHECK_INT(vault_kept(&x, a), MCP_OK);
+        vault_holds(&x, a);
+        snprintf(cmdline, sizeof cmdline, "cd '%s/kept/items'; for f in *; "
+                 "do case $f in *part=1*|*.1) "
+                 "tr a-f b-g <\"$f\" >x; mv x \"$f\";; esac; done", x.w.dir);
+        CHECK(system(cmdline) == 0);
+        CHECK_INT(vault_got(&x, &got), MCP_OPERATION_FAILED);
+        CHECK(!got && vault_told(&x, "damaged"));
+        // The head: no JSON, and one that points nowhere.
+        for (int k = 0; k < 2; k++) {
+            snprintf(cmdline, sizeof cmdline, "cd '%s/kept/items'; "
+                     "for f in *; do case $f in *part=0*|*%s) printf '%s' "
+                     ">\"$f\";; esac; done", x.w.dir, x.v->account,
+                     k == 0 ? "tell-tale" : i == 0 ? "{\"parts\":0}"
+                     : "7b227061727473223a307d");
+            CHECK(system(cmdline) == 0);
+            CHECK_INT(vault_got(&x, &got), MCP_OPERATION_FAILED);
+            CHECK(!got && vault_told(&x, "damaged"));
+        }
+        CHECK(!vault_removed(&x, &was) && was);  // also what it lost sight of
+        CHECK_INT(cfg_files(&x.w, "kept/items"), 0);
+        record_free(x.w.m, a);
+        vault_world_close(&x);
+    }
+}
+
+// 10 s for each program, by the loop's clock.
+static void test_vault_ring_hangs(void) {
+    for (size_t i = 0; i < RINGS; i++) {
+        record *got;
+        vault_world x;
+        int64_t begun = ms_now();
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        vault_mode(&x, "hang");
+        CHECK_INT(vault_turned(&x, VAULT_READ, &got, NULL, NULL,
+                               TIME_KEYRING - 200),
+                  MCP_CREDENTIAL_STORE_UNAVAILABLE);
+        CHECK(vault_told(&x, "no answer within 10 s"));
+        CHECK(ms_now() - begun < 5000);
+        // Given up in the middle of one, then used again.
+        CHECK_INT(vault_read(x.v, &got, &x.d), MCP_PENDING);
+        vault_stop(x.v);
+        vault_mode(&x, "");
+        CHECK_INT(vault_got(&x, &got), MCP_OK);
+        vault_mode(&x, "hang");
+        // Freed in the middle of one.
+        CHECK_INT(vault_read(x.v, &got, &x.d), MCP_PENDING);
+        loop_turn(x.w.m, x.w.m->loop.now + 20);
+        vault_world_close(&x);
+    }
+}
+
+static void test_vault_ring_missing(void) {
+    for (size_t i = 0; i < RINGS; i++) {
+        record *got;
+        vault_world x;
+        if (!vault_world_open(&x, vault_rings[i].word, NULL)) return;
+        snprintf(x.path, sizeof x.path, "PATH=/nope");
+        CHECK_INT(vault_got(&x, &got), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+        CHECK(vault_told(&x, vault_rings[i].program));
+        vault_world_close(&x);
+    }
+}
+
+// A reader without the lock, while another writes all the time.
+static void test_vault_ring_racing(void) {
+    record *a, *b, *got;
+    vault_world x;
+    int status = -1, seen = 0;
+    pid_t pid;
+
+    if (!vault_world_open(&x, "secret-service", NULL)) return;
+    a = vault_record(&x, "a", 7000);
+    b = vault_record(&x, "b", 13000);
+    CHECK_INT(vault_kept(&x, a), MCP_OK);
+    vault_quiet(&x);
+    pid = fork();
+    if (pid == 0) {
+        int bad = 0;
+        for (int i = 0; i < 6; i++)
+            bad += vault_kept(&x, i % 2 ? a : b) != MCP_OK;
+        record_free(x.w.m, a);
+        record_free(x.w.m, b);
+        vault_child_exit(&x, bad);
+    }
+    for (int i = 0; i < 300; i++) {
+        mcp_code rc;
+        got = NULL;
+        rc = vault_got(&x, &got);
+        CHECK((rc == MCP_OK && got && got->n == 4) ||
+              rc == MCP_OPERATION_FAILED);
+        seen += got != NULL;
+        record_free(x.w.m, got);
+        if (waitpid(pid, &status, WNOHANG) == pid) break;
+    }
+    CHECK(seen > 0 && status == 0);
+    record_free(x.w.m, a);
+    record_free(x.w.m, b);
+    vault_world_close(&x);
+}
+
+//=============================================================================
+// MARK: - 15c Vaults
+//=============================================================================
+
+static void test_vault_lock(void) {
+    static const char *const words[] = {"memory", "file", "keychain"};
+
+    for (size_t i = 0; i < COUNT(words); i++) {
+        int64_t until;
+        vault *other, *else_one;
+        vault_world x;
+        job waits;
+        if (!vault_world_open(&x, words[i], NULL)) return;
+        CHECK(job_init(x.w.m, &waits, vault_stepped));
+        other = vault_new(x.w.m, "docs", RECORD_SITE, "c", &x.job);
+        else_one = vault_new(x.w.m, "other", RECORD_SITE, "c", NULL);
+        until = x.w.m->loop.now + 300;
+        CHECK_INT(vault_lock(x.v, until, &x.d), MCP_OK);
+        CHECK_INT(vault_lock(x.v, until, &x.d), MCP_OK);  // it has it
+        CHECK_INT(vault_lock(else_one, until, &x.d), MCP_OK);
+        CHECK_INT(vault_lock(other, until, &x.d), MCP_PENDING);
+        CHECK(other->job.at > x.w.m->loop.now &&
+              other->job.at < x.w.m->loop.now + 16);
+        loop_turn(x.w.m, NEVER);
+        CHECK_INT(x.steps, 1);  // woken to try again
+        CHECK_INT(vault_lock(other, until, &x.d), MCP_PENDING);
+        x.skip += 310;
+        loop_turn(x.w.m, NEVER);
+        CHECK_INT(vault_lock(other, until, &x.d), MCP_BUSY);
+        vault_unlock(x.v);
+        CHECK(x.job.queued);  // who waits is told
+        vault_unlock(x.v);
+        CHECK_INT(vault_lock(other, until, &x.d), MCP_OK);  // though late
+        vault_free(other);  // lets it go
+        CHECK_INT(vault_lock(x.v, until, &x.d), MCP_OK);
+        vault_free(else_one);
+        if (i > 0 && USE_FILES) {
+            char name[200];
+            vault_file_name(&x, ".lock", name, sizeof name);
+            CHECK_INT(cfg_mode(&x.w, name), 0600);
+            vault_unlock(x.v);
+            CHECK_INT(cfg_mode(&x.w, name), 0600);  // never deleted
+        }
+        CHECK_INT(cfg_files(&x.w, "global"), i > 0 && USE_FILES);
+        job_end(x.w.m, &waits);
+        vault_world_close(&x);
+    }
+}
+
+#if USE_FILES
+
+// Twelve processes count to 120 under the lock: read, wait, write.
+static void test_vault_lock_processes(void) {
+    enum { PROCESSES = 12, ROUNDS = 10 };
+    pid_t pid[PROCESSES];
+    record *got = NULL;
+    vault_world x;
+
+    if (!vault_world_open(&x, "file", NULL)) return;
+    got = vault_record(&x, "0", 0);
+    got->grants[0]->expires = 0;
+    CHECK_INT(vault_kept(&x, got), MCP_OK);
+    record_free(x.w.m, got);
+    vault_quiet(&x);
+    for (int p = 0; p < PROCESSES; p++) {
+        int lost = 0;
+        pid[p] = fork();
+        if (pid[p]) continue;
+        for (int i = 0; i < ROUNDS; i++) {
+            int64_t until = vault_now(&x.w.m->os) + 20000;
+            record *r = NULL;
+            mcp_code rc;
+            loop_clock(x.w.m);
+            while ((rc = vault_lock(x.v, until, &x.d)) == MCP_PENDING)
+                loop_turn(x.w.m, NEVER);
+            lost += rc || vault_got(&x, &r) || !r;
+            if (r) r->grants[0]->expires++;
+            lost += !r || vault_kept(&x, r) != MCP_OK;
+            record_free(x.w.m, r);
+            vault_unlock(x.v);
+        }
+        vault_child_exit(&x, lost);
+    }
+    for (int p = 0; p < PROCESSES; p++) {
+        int status = -1;
+        CHECK(waitpid(pid[p], &status, 0) == pid[p] && status == 0);
+    }
+    CHECK(vault_got(&x, &got) == MCP_OK && got);
+    CHECK_INT(got->grants[0]->expires, PROCESSES * ROUNDS);
+    record_free(x.w.m, got);
+    vault_world_close(&x);
+}
+
+#endif  // USE_FILES
+
+// fr.85: what the mark says costs no program, and no file but its own.
+static void test_vault_marks(void) {
+    static const char *const words[] = {"keychain", "secret-service", "file",
+                                        "memory"};
+
+    for (size_t i = 0; i < 2 * COUNT(words); i++) {
+        char name[200], id[65];
+        mcp_options opt;
+        vault_world x;
+        vault *other;
+        memset(&opt, 0, sizeof opt);
+        opt.no_cache = i >= COUNT(words);
+        if (!vault_world_open(&x, words[i % COUNT(words)], &opt)) return;
+        CHECK(!vault_marked(x.v, id) && !id[0]);
+        vault_mark(x.v, NULL);
+        vault_mark(x.v, "bad/../id");
+        vault_mark(x.v, "");
+        CHECK(!vault_marked(x.v, id) && !id[0]);
+        vault_mark(x.v, "Ab-9_z");
+        CHECK(vault_marked(x.v, id));
+        CHECK_STR(str_of(id), S("Ab-9_z"));
+        other = vault_new(x.w.m, "docs", RECORD_SITE, "c", NULL);
+        vault_mark(other, "second");
+        CHECK(vault_marked(x.v, id) && !strcmp(id, "second"));
+        vault_free(other);
+        other = vault_new(x.w.m, "docs", RECORD_SITE, NULL, NULL);
+        CHECK(!vault_marked(other, id));
+        vault_free(other);
+        snprintf(name, sizeof name, "global/cache/mcp-c/%s.auth",
+                 x.v->account);
+        CHECK_INT(cfg_mode(&x.w, name),
+                  opt.no_cache || i % COUNT(words) == 3 || !USE_FILES
+                      ? -1 : 0600);
+        if (cfg_mode(&x.w, name) == 0600) {
+            cfg_write(cfg_path(&x.w, name), "no id!");
+            CHECK(!vault_marked(x.v, id) && !id[0]);
+            cfg_write(cfg_path(&x.w, name), "second");
+            CHECK(vault_marked(x.v, id));
+        }
+        vault_mark(x.v, NULL);
+        CHECK(!vault_marked(x.v, id));
+        CHECK_INT(cfg_mode(&x.w, name), -1);
+        CHECK_INT(vault_count(&x, "kept/argv", "\n"), 0);
+        CHECK_INT(x.w.m->procs != NULL, 0);
+        vault_world_close(&x);
+    }
+}
+
+static const char *vault_tortured;  // the word
+static const char *vault_tortured_dir;
+
+static mcp_code vault_torture(mem *m) {
+    char path[320], place[320], *environ[] = {path, place, NULL};
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+    record *r = NULL, *got = NULL;
+    mcp_options opt;
+    vault_world x;
+    char id[65];
+    bool was;
+
+    memset(&x, 0, sizeof x);
+    memset(&opt, 0, sizeof opt);
+    opt.config_dir = opt.project_dir = vault_tortured_dir;
+    opt.credentials = vault_tortured;
+    opt.alloc = m->fn;
+    opt.alloc_user = m->user;
+    if (mcp_open(&x.w.m, &opt)) return rc;
+    snprintf(path, sizeof path, "PATH=%s/bin:/usr/bin:/bin",
+             vault_tortured_dir);
+    snprintf(place, sizeof place, "KEPT=%s/kept", vault_tortured_dir);
+    memcpy(x.environ, environ, sizeof environ);
+    x.w.m->os.user = &x;
+    x.w.m->os.environ = vault_environ;
+    diag_init(&x.d, &x.w.m->mem, &x.w.m->secrets);
+    if (job_init(x.w.m, &x.job, vault_stepped))
+        x.v = vault_new(x.w.m, "docs", RECORD_SITE, "c", &x.job);
+    if (x.v) r = record_new(x.w.m, RECORD_SITE, "c");
+    if (r && record_grant(r, S("i"), true) &&
+        record_set(r, &r->grants[0]->access, S("tell-tale")))
+        rc = vault_lock(x.v, NEVER, &x.d);
+    if (!rc) rc = vault_tried(&x);
+    if (!rc) rc = vault_kept(&x, r);
+    if (!rc) rc = vault_got(&x, &got);
+    CHECK_INT(got != NULL, rc == MCP_OK);
+    if (!rc) vault_mark(x.v, "id");
+    if (!rc) vault_marked(x.v, id);
+    if (!rc) rc = vault_removed(&x, &was);
+    record_free(x.w.m, got);
+    record_free(x.w.m, r);
+    vault_free(x.v);
+    diag_free(&x.d);
+    job_end(x.w.m, &x.job);
+    mcp_close(x.w.m);
+    return rc;
+}
+
+static void test_vault_torture(void) {
+    static const char *const words[] = {"memory", "file", "secret-service",
+                                        "keychain"};
+    vault_world x;
+
+    if (!vault_world_open(&x, "memory", NULL)) return;
+    vault_tortured_dir = x.w.dir;
+    for (size_t i = 0; i < COUNT(words); i++) {
+        if (!USE_FILES && i == 1) continue;
+        vault_tortured = words[i];
+        torture(vault_torture);
+    }
+    vault_world_close(&x);
+}
+
+#else
+
+static void test_no_credentials(void) {
+    static mcp m;
+    vaults_free(&m);
+    CHECK(!m.vaults);
+}
+
+#endif  // USE_OAUTH
+
+static const test tests_credentials[] = {
+#if USE_OAUTH
+    {"record.round", test_record_round},
+    {"record.empty", test_record_empty},
+    {"record.spoilt", test_record_spoilt},
+    {"record.issuers", test_record_issuers},
+    {"record.bounds", test_record_bounds},
+    {"record.limit", test_record_limit},
+    {"record.torture", test_record_torture},
+    {"record.wiped", test_record_wiped},
+    {"vault.memory", test_vault_memory},
+    {"vault.host", test_vault_host},
+    {"vault.host_nowhere", test_vault_host_nowhere},
+    {"vault.named", test_vault_named},
+    {"fr.91", test_vault_accounts},
+    {"fr.85", test_vault_marks},
+    {"vault.lock", test_vault_lock},
+#if USE_FILES
+    {"vault.file", test_vault_file},
+    {"vault.file_atomic", test_vault_file_atomic},
+    {"vault.file_nowhere", test_vault_file_nowhere},
+    {"vault.lock_processes", test_vault_lock_processes},
+#else
+    {"vault.no_files", test_vault_no_files},
+#endif
+    {"vault.ring", test_vault_ring},
+    {"vault.ring_argv", test_vault_ring_argv},
+    {"vault.ring_split", test_vault_ring_split},
+    {"vault.ring_faults", test_vault_ring_faults},
+    {"vault.ring_cut", test_vault_ring_cut},
+    {"vault.ring_spoilt", test_vault_ring_spoilt},
+    {"vault.ring_hangs", test_vault_ring_hangs},
+    {"vault.ring_missing", test_vault_ring_missing},
+    {"vault.ring_racing", test_vault_ring_racing},
+    {"vault.torture", test_vault_torture},
+#else
+    {"vault.left_out", test_no_credentials},
+#endif
+};
+//=============================================================================
+// MARK: - 16 OAuth
+//=============================================================================
+
+#if USE_OAUTH
+
+static mem oauth_mem(heap *h) {
+    mem m = {heap_fn, h};
+    memset(h, 0, sizeof *h);
+    return m;
+}
+
+// A head whose lines are given as "Name: value\n".
+static void oauth_head(http_head *h, mem *m, str lines) {
+    memset(h, 0, sizeof *h);
+    buf_init(&h->block, m, SIZE_MAX / 2);
+    buf_add(&h->block, lines);
+}
+
+static url oauth_url(mem *m, const char *text) {
+    url u;
+    CHECK_INT(url_parse(m, str_of(text), &u), MCP_OK);
+    return u;
+}
+
+// One value in a block of its exact size, as the only header line.
+static mcp_code oauth_challenge(mem *m, str value, challenge *c) {
+    http_head h;
+    char *block;
+    mcp_code rc;
+    buf line;
+
+    buf_init(&line, m, SIZE_MAX / 2);
+    buf_add(&line, S("WWW-Authenticate: "));
+    buf_add(&line, value);
+    buf_byte(&line, '\n');
+    oauth_head(&h, m, S(""));
+    block = exact(buf_str(&line));
+    h.block.ptr = block;
+    h.block.len = h.block.cap = line.len;
+    rc = challenge_parse(m, &h, c);
+    free(block);
+    buf_free(&line);
+    return rc;
+}
+
+// "scheme metadata|scope|error|description" of the challenge in `lines`, where
+// "W" stands for the header's name.
+static const struct {
+    const char *lines, *want;
+} challenges[] = {
+    {"", "0 |||"},
+    {"Date: now\n", "0 |||"},
+    {"W: \n", "0 |||"},
+    {"W: Bearer\n", "1 |||"},
+    {"W: bearer\nW: Basic realm=\"x\"\n", "1 |||"},
+    {"W: BEARER scope=a\n", "1 |a||"},
+    {"W: Basic realm=\"x\"\n", "0 |||"},
+    {"W: Basic realm=\"x\", Bearer scope=\"a b\"\n", "1 |a b||"},
+    {"W: Basic dTpwdw==, Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: Negotiate YII/+a==,Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: Negotiate abc, Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: Negotiate abc\n", "0 |||"},
+    {"W: Negotiate DPoP\n", "0 |||"},  // a token68
+    {"W: Negotiate, Bearer error=x\n", "1 ||x|"},
+    {"W: Basic realm=\"Bearer scope=evil, Bearer error=evil\"\n", "0 |||"},
+    {"W: Basic realm=\"a\\\", Bearer scope=\\\"evil\", Bearer scope=b\n",
+     "1 |b||"},
+    {"W: Bearer resource_metadata=\"https://h/x\", error=\"invalid_token\", "
+     "error_description=\"The \\\"token\\\" \\\\ expired\"\n",
+     "1 https://h/x||invalid_token|The \"token\" \\ expired"},
+    {"W: Bearer error_description=\"d\",scope=\"s\",resource_metadata=\"m\","
+     "error=\"e\",realm=\"r\"\n", "1 m|s|e|d"},
+    {"W: Bearer   scope = \"a\"  ,\terror\t=\te\n", "1 |a|e|"},
+    {"W: Bearer SCOPE=\"a\", Resource_Metadata=\"u\"\n", "1 u|a||"},
+    {"W: Bearer scope=\"a\", scope=\"b\"\n", "1 |a||"},  // the first counts
+    {"W: Bearer scope=\"\", scope=\"b\"\n", "1 |b||"},
+    {"W: Bearer ,,, scope=\"a\",,\n", "1 |a||"},
+    {"W: , ,Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: Bearer scope=\"a\" error=\"e\"\n", "1 |a|e|"},  // no comma: seen
+    {"W: Bearer realm=\"OAuth\" scope=\"a\"\n", "1 |a||"},
+    {"W: Bearer scope=a Basic realm=x\n", "1 |a||"},
+    {"W: Bearer scope=\"a\"\nW: Bearer scope=\"b\"\n", "1 |a||"},
+    {"W: Bearer scope=\"a\"\nW: DPoP algs=\"ES256\", scope=\"b\"\n", "2 |b||"},
+    {"W: DPoP error=\"use_dpop_nonce\"\nW: Bearer scope=\"a\"\n",
+     "2 ||use_dpop_nonce|"},
+    {"W: Bearer scope=\"a\", DPoP resource_metadata=\"m\"\n", "2 m|||"},
+    {"W: Bearer resource_metadata=\"m\", Basic realm=\"x\", scope=\"no\"\n",
+     "1 m|||"},
+    {"W: Mutual Bearer=1, scope=\"no\"\n", "0 |||"},
+    {"W: scope=\"lost\"\nW: Bearer scope=\"a\"\n", "1 |a||"},
+    // Malformed: what is behind it, at the latest in the next line, counts.
+    {"W: Bearer scope=\"never ends, error=\"\n", "1 |never ends, error=||"},
+    {"W: Basic realm=\"never ends\nW: Bearer scope=a\n", "1 |a||"},
+    {"W: Basic realm=\"ends\\\nW: Bearer scope=a\n", "1 |a||"},
+    {"W: @@@, Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: =x, Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: \"quoted, Bearer scope=no\", Bearer scope=\"a\"\n", "1 |a||"},
+    {"W: \"odd, Bearer scope=\"a\"\n", "0 |||"},
+    {"W: Bearer error=, scope=\"a\"\n", "1 |a||"},
+    {"W: Bearer =\"x\", scope=\"a\"\n", "0 |||"},  // a parameter
+    {"W: Bearer error=(x), scope=\"a\"\n", "1 |a||"},
+    {"W: Bearer error=\"x\"y, scope=\"a\"\n", "1 |a|x|"},
+    {"W: Bear\xC3\xA9r scope=no, Bearer scope=a\n", "1 |a||"},
+};
+
+static void test_oauth_challenge(void) {
+    for (size_t i = 0; i < COUNT(challenges); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str left = str_of(challenges[i].lines), piece;
+        challenge c;
+        http_head h;
+        char got[500];
+
+        oauth_head(&h, &m, S(""));
+        while (left.len) {
+            bool w = str_starts(left, S("W: "));
+            if (w) buf_add(&h.block, S("Www-authenticate"));
+            str_cut(str_skip(left, w ? 1 : 0), '\n', &piece, &left);
+            buf_add(&h.block, piece);
+            buf_byte(&h.block, '\n');
+        }
+        CHECK_INT(challenge_parse(&m, &h, &c), MCP_OK);
+        buf_free(&h.block);  // it keeps nothing of the head
+        snprintf(got, sizeof got, "%d %.*s|%.*s|%.*s|%.*s", (int)c.scheme,
+                 MCP_ARG(c.metadata), MCP_ARG(c.scope), MCP_ARG(c.error),
+                 MCP_ARG(c.description));
+        if (!CHECK_STR(str_of(got), str_of(challenges[i].want)))
+            printf("  for %s", challenges[i].lines);
+        challenge_free(&c);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+static void test_oauth_challenge_offers(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    challenge c;
+
+    CHECK_INT(oauth_challenge(&m, S("Bearer x=1, DPoP x=1"), &c), MCP_OK);
+    CHECK(c.bearer && c.dpop && c.scheme == SCHEME_DPOP);
+    challenge_free(&c);
+    CHECK_INT(oauth_challenge(&m, S("Bearer x=1, Basic x=1"), &c), MCP_OK);
+    CHECK(c.bearer && !c.dpop && c.scheme == SCHEME_BEARER);
+    challenge_free(&c);
+    challenge_free(&c);  // twice is fine
+    CHECK_INT(hp.live, 0);
+}
+
+// Whatever is cut off or changed, nothing is read that is not there, and what
+// follows in the next line is found.
+static void test_oauth_challenge_broken(void) {
+    str good = S("Basic a==, DPoP scope=\"a \\\"b\", error = x, algs=\"E\"");
+    str odd = S("\"\\,= \tAB@\x80");
+    heap hp;
+    mem m = oauth_mem(&hp);
+    char text[80];
+    challenge c;
+
+    for (size_t n = 0; n <= good.len; n++) {
+        CHECK_INT(oauth_challenge(&m, str_head(good, n), &c), MCP_OK);
+        CHECK(c.scope.len == 0 || str_eq(c.scope, S("a \"b")));
+        challenge_free(&c);
+    }
+    for (size_t n = 0; n < good.len; n++) {
+        for (size_t k = 0; k < odd.len; k++) {
+            http_head h;
+            memcpy(text, good.ptr, good.len);
+            text[n] = odd.ptr[k];
+            oauth_head(&h, &m, S("WWW-Authenticate: "));
+            buf_add(&h.block, str_make(text, good.len));
+            buf_add(&h.block, S("\nWWW-Authenticate: DPoP error=y\n"));
+            CHECK_INT(challenge_parse(&m, &h, &c), MCP_OK);
+            CHECK(c.scheme == SCHEME_DPOP);
+            challenge_free(&c);
+            buf_free(&h.block);
+        }
+    }
+    CHECK_INT(hp.live, 0);
+}
+
+// As large as a head can be; and in linear time.
+static void test_oauth_challenge_large(void) {
+    static const char *const units[] = {"Bearer ", "\"", "\\", ",", "a=\"\",",
+                                        "Basic \"", "x,", "=", "a=b "};
+    for (size_t i = 0; i < COUNT(units); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        challenge c;
+        buf b;
+
+        buf_init(&b, &m, SIZE_MAX / 2);
+        while (b.len < LIMIT_HTTP_HEAD - 40) buf_add(&b, str_of(units[i]));
+        CHECK_INT(oauth_challenge(&m, buf_str(&b), &c), MCP_OK);
+        challenge_free(&c);
+        buf_free(&b);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+static mcp_code oauth_challenge_once(mem *m) {
+    challenge c;
+    http_head h;
+    mcp_code rc;
+
+    oauth_head(&h, m, S("WWW-Authenticate: Bearer scope=\"a\\b\"\n"));
+    rc = h.block.err ? h.block.err : challenge_parse(m, &h, &c);
+    if (!rc) {
+        CHECK_STR(c.scope, S("ab"));
+        challenge_free(&c);
+    }
+    buf_free(&h.block);
+    return rc;
+}
+
+static void test_oauth_challenge_torture(void) {
+    torture(oauth_challenge_once);
+}
+
+// Scopes: sets in the order they came.
+static void test_oauth_scopes(void) {
+    static const struct {
+        const char *set, *more, *want;
+    } unions[] = {
+        {"", "", ""},          {"", "a", "a"},         {"a", "a", "a"},
+        {"a b", "b  c", "a b c"}, {"a", " \tb\n a ", "a b"},
+        {"a", "a\"b c\\d e", "a e"}, {"a", "\x80 b \x7F", "a b"},
+        {"ab", "a b", "ab a b"},
+    };
+    heap hp;
+    mem m = oauth_mem(&hp);
+    char many[LIMIT_SCOPE + 10], name[20];
+    buf set;
+
+    for (size_t i = 0; i < COUNT(unions); i++) {
+        buf_init(&set, &m, 1000);
+        buf_add(&set, str_of(unions[i].set));
+        CHECK_INT(scope_add(&set, str_of(unions[i].more)), MCP_OK);
+        CHECK_STR(buf_str(&set), str_of(unions[i].want));
+        buf_free(&set);
+    }
+    CHECK(scope_has(S("a b c"), S("c a")) && scope_has(S("a"), S("")));
+    CHECK(!scope_has(S("ab"), S("a")) && !scope_has(S(""), S("a")));
+    CHECK(scope_has(S(""), S(" ")));
+    buf_init(&set, &m, 1 << 20);
+    scope_missing(&set, S("a b c b"), S("b"));
+    CHECK_STR(buf_str(&set), S("a c"));
+    buf_clear(&set);
+    memset(many, 'x', sizeof many);
+    CHECK_INT(scope_add(&set, str_make(many, LIMIT_SCOPE + 1)), MCP_OK);
+    CHECK_INT(set.len, 0);
+    CHECK_INT(scope_add(&set, str_make(many, LIMIT_SCOPE)), MCP_OK);
+    for (int i = 1; i < LIMIT_SCOPES; i++) {
+        snprintf(name, sizeof name, "s%d", i);
+        CHECK_INT(scope_add(&set, str_of(name)), MCP_OK);
+    }
+    CHECK_INT(scope_add(&set, S("s1 s2")), MCP_OK);
+    CHECK_INT(scope_add(&set, S("more")), MCP_LIMIT_EXCEEDED);
+    buf_free(&set);
+    CHECK_INT(hp.live, 0);
+}
+
+static void test_oauth_scope_list(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    mcp_doc *doc;
+    buf set;
+
+    CHECK_INT(json_parse(&m,
+                         S("[\"a\",1,\"b c\",null,\"a\",\"\\u0001\",\"d\"]"),
+                         &doc, NULL, NULL), MCP_OK);
+    buf_init(&set, &m, 1000);
+    CHECK_INT(scope_add_all(&set, json_root(doc)), MCP_OK);
+    CHECK_STR(buf_str(&set), S("a d"));  // "b c" is no scope
+    CHECK_INT(scope_add_all(&set, json_at(NULL, 0)), MCP_OK);
+    CHECK(list_has(json_root(doc), S("d")) && !list_has(json_root(doc), S("")));
+    buf_free(&set);
+    json_free(doc);
+    CHECK_INT(hp.live, 0);
+}
+
+// Places of metadata, in order.
+static const struct {
+    const char *base, *told, *want[4];
+} oauth_places[] = {
+    {"https://h/mcp", "", {"https://h/.well-known/oauth-protected-resource/mcp",
+                           "https://h/.well-known/oauth-protected-resource"}},
+    {"https://h", "", {"https://h/.well-known/oauth-protected-resource"}},
+    {"https://h/", "", {"https://h/.well-known/oauth-protected-resource"}},
+    {"https://H:8443/a/b", "",
+     {"https://h:8443/.well-known/oauth-protected-resource/a/b",
+      "https://h:8443/.well-known/oauth-protected-resource"}},
+    {"https://h/mcp/", "",
+     {"https://h/.well-known/oauth-protected-resource/mcp/",
+      "https://h/.well-known/oauth-protected-resource/mcp",
+      "https://h/.well-known/oauth-protected-resource"}},
+    {"https://h/mcp?t=1", "",
+     {"https://h/.well-known/oauth-protected-resource/mcp?t=1",
+      "https://h/.well-known/oauth-protected-resource"}},
+    {"http://[::1]:3/x", "",
+     {"http://[::1]:3/.well-known/oauth-protected-resource/x",
+      "http://[::1]:3/.well-known/oauth-protected-resource"}},
+    {"https://h/mcp", "https://h/custom.json", {"https://h/custom.json"}},
+};
+
+static const struct {
+    const char *base, *want[4];
+} oauth_issuers[] = {
+    {"https://a", {"https://a/.well-known/oauth-authorization-server",
+                   "https://a/.well-known/openid-configuration"}},
+    {"https://a/", {"https://a/.well-known/oauth-authorization-server",
+                    "https://a/.well-known/openid-configuration"}},
+    {"https://a/tenant1",
+     {"https://a/.well-known/oauth-authorization-server/tenant1",
+      "https://a/.well-known/openid-configuration/tenant1",
+      "https://a/tenant1/.well-known/openid-configuration"}},
+    {"https://a:81/t/u/",
+     {"https://a:81/.well-known/oauth-authorization-server/t/u",
+      "https://a:81/.well-known/openid-configuration/t/u",
+      "https://a:81/t/u/.well-known/openid-configuration"}},
+    {"https://a/t?x=1", {NULL}},
+};
+
+static void test_oauth_places(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    url u;
+    buf b;
+
+    buf_init(&b, &m, 2 * LIMIT_URL);
+    for (size_t i = 0; i < COUNT(oauth_places); i++) {
+        int n = 0;
+        u = oauth_url(&m, oauth_places[i].base);
+        for (; n < 4; n++, buf_clear(&b)) {
+            bool more = prm_place(&b, &u, str_of(oauth_places[i].told), n);
+            CHECK_INT(more, oauth_places[i].want[n] != NULL);
+            if (!more) break;
+            CHECK_STR(buf_str(&b), str_of(oauth_places[i].want[n]));
+        }
+        CHECK_INT(b.len, 0);
+        url_free(&m, &u);
+    }
+    for (size_t i = 0; i < COUNT(oauth_issuers); i++) {
+        u = oauth_url(&m, oauth_issuers[i].base);
+        for (int n = 0; n < 4; n++, buf_clear(&b)) {
+            bool more = issuer_place(&b, &u, n);
+            CHECK_INT(more, oauth_issuers[i].want[n] != NULL);
+            if (!more) break;
+            CHECK_STR(buf_str(&b), str_of(oauth_issuers[i].want[n]));
+        }
+        url_free(&m, &u);
+    }
+    buf_free(&b);
+    CHECK_INT(hp.live, 0);
+}
+
+static void test_oauth_endpoint(void) {
+    static const struct {
+        const char *address;
+        bool loopback, with, without;
+    } ends[] = {
+        {"https://a.example/x", false, true, true},
+        {"https://127.0.0.1/", true, true, true},
+        {"http://a.example/x", false, false, false},
+        {"http://localhost:3/x", true, true, false},
+        {"http://LOCALHOST/x", true, true, false},
+        {"http://127.0.0.1/", true, true, false},
+        {"http://127.9.8.7/", true, true, false},
+        {"http://[::1]/", true, true, false},
+        {"http://[::2]/", false, false, false},
+        {"http://[1::1]/", false, false, false},
+        {"http://[::ffff:127.0.0.1]/", false, false, false},
+        {"http://128.0.0.1/", false, false, false},
+        {"http://0.0.0.0/", false, false, false},
+        {"http://localhost.example/", false, false, false},
+        {"http://127.0.0.1.example/", false, false, false},
+    };
+    heap hp;
+    mem m = oauth_mem(&hp);
+
+    for (size_t i = 0; i < COUNT(ends); i++) {
+        url u = oauth_url(&m, ends[i].address);
+        CHECK_INT(url_is_loopback(&u), ends[i].loopback);
+        CHECK_INT(endpoint_ok(&u, true), ends[i].with);
+        CHECK_INT(endpoint_ok(&u, false), ends[i].without);
+        url_free(&m, &u);
+    }
+    CHECK_INT(hp.live, 0);
+}
+
+#define PRM(resource) \
+    "{\"resource\":\"" resource "\",\"authorization_servers\":[\"https://a\"]}"
+
+static const struct {
+    const char *site, *body;
+    mcp_code rc;
+    const char *resource;
+} prm_cases[] = {
+    {"https://h/mcp", PRM("https://h/mcp"), MCP_OK, "https://h/mcp"},
+    {"https://h/mcp", PRM("https://h"), MCP_OK, "https://h"},
+    {"https://h/mcp", PRM("https://h/"), MCP_OK, "https://h/"},
+    {"https://h/mcp", PRM("https://h/mcp/"), MCP_OK, "https://h/mcp/"},
+    {"https://h/mcp/", PRM("https://h/mcp"), MCP_OK, "https://h/mcp"},
+    {"https://h/a/b/c", PRM("https://h/a/b"), MCP_OK, "https://h/a/b"},
+    {"https://h/mcp", PRM("HTTPS://H:443/mcp"), MCP_OK, "HTTPS://H:443/mcp"},
+    {"https://h/mcp", PRM("https:\\/\\/h\\/%6dcp"), MCP_OK, "https://h/%6dcp"},
+    {"https://h/mcp?a=1", PRM("https://h/mcp"), MCP_OK, "https://h/mcp"},
+    {"https://h/mcp?a=1", PRM("https://h/mcp?a=1"), MCP_OK,
+     "https://h/mcp?a=1"},
+    {"https://h/mcp", PRM("https://h/mcp?a=1"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp?a=1", PRM("https://h/mcp?a=2"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://evil.example/mcp"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("http://h/mcp"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://h:444/mcp"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://h/mc"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://h/mcp2"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp2", PRM("https://h/mcp"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://h/mcp/x"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://h/mcp#f"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://u@h/mcp"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM("https://h/x/../../mcp"), MCP_OK,
+     "https://h/x/../../mcp"},
+    {"https://h/mcp", PRM("urn:x"), MCP_OAUTH_FAILED, ""},
+    {"https://h/mcp", PRM(""), MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp", "", MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp", "<html>", MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp", "[]", MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp", "{}", MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp", "{\"resource\":\"https://h/mcp\"}", MCP_PROTOCOL_ERROR,
+     ""},
+    {"https://h/mcp",
+     "{\"resource\":\"https://h/mcp\",\"authorization_servers\":[]}",
+     MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp",
+     "{\"resource\":\"https://h/mcp\",\"authorization_servers\":[\"\",1]}",
+     MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp",
+     "{\"resource\":\"https://h/mcp\",\"authorization_servers\":\"https://a\"}",
+     MCP_PROTOCOL_ERROR, ""},
+    {"https://h/mcp", "{\"resource\":1,\"authorization_servers\":[\"a\"]}",
+     MCP_PROTOCOL_ERROR, ""},
+};
+
+static void test_oauth_prm(void) {
+    for (size_t i = 0; i < COUNT(prm_cases); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str body = str_of(prm_cases[i].body);
+        char *block = exact(body);
+        url u = oauth_url(&m, prm_cases[i].site);
+        diag d;
+        prm p;
+
+        diag_init(&d, &m, NULL);
+        CHECK_INT(prm_parse(&m, &u, str_make(block, body.len), &p, &d),
+                  prm_cases[i].rc);
+        free(block);
+        CHECK_INT(d.code, prm_cases[i].rc);
+        CHECK_STR(p.resource, str_of(prm_cases[i].resource));
+        if (!prm_cases[i].rc) {
+            CHECK_INT(mcp_length(p.servers), 1);
+            CHECK(!mcp_exists(p.scopes) && !p.dpop);
+        }
+        prm_free(&p);
+        diag_free(&d);
+        url_free(&m, &u);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+static void test_oauth_prm_parts(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    url u = oauth_url(&m, "https://h/mcp");
+    prm p;
+
+    CHECK_INT(prm_parse(&m, &u, S("{\"resource\":\"https://h/mcp\","
+                                  "\"authorization_servers\":[\"x\",\"y\"],"
+                                  "\"scopes_supported\":[\"a\"],"
+                                  "\"dpop_bound_access_tokens_required\":"
+                                  "true}"),
+                        &p, NULL), MCP_OK);
+    CHECK_INT(mcp_length(p.servers), 2);
+    CHECK_INT(mcp_length(p.scopes), 1);
+    CHECK(p.dpop);
+    prm_free(&p);
+    CHECK_INT(prm_parse(&m, &u, S("{\"resource\":\"https://h/mcp\","
+                                  "\"authorization_servers\":[\"x\"],"
+                                  "\"scopes_supported\":\"a\"}"),
+                        &p, NULL), MCP_OK);
+    CHECK(!mcp_exists(p.scopes));
+    prm_free(&p);
+    url_free(&m, &u);
+    CHECK_INT(hp.live, 0);
+}
+
+#define AS(issuer, more)                                                      \
+    "{\"issuer\":\"" issuer "\","                                              \
+    "\"authorization_endpoint\":\"https://a/auth?x\","                        \
+    "\"token_endpoint\":\"https://a/token\"" more "}"
+
+static const struct {
+    const char *issuer, *body;
+    mcp_code rc;
+} as_cases[] = {
+    {"https://a", AS("https://a", ""), MCP_OK},
+    {"https://a/", AS("https://a/", ""), MCP_OK},
+    {"https://a/t", AS("https:\\/\\/a/t", ""), MCP_OK},
+    {NULL, AS("https://whoever", ""), MCP_OK},
+    {NULL, "{\"token_endpoint\":\"https://a/token\"}", MCP_OK},
+    {"https://a",
+     "{\"issuer\":\"https://a\",\"token_endpoint\":\"https://a/\"}", MCP_OK},
+    // Byte for byte: no slash, case, port or escape makes it the same.
+    {"https://a", AS("https://a/", ""), MCP_OAUTH_FAILED},
+    {"https://a/", AS("https://a", ""), MCP_OAUTH_FAILED},
+    {"https://a", AS("https://A", ""), MCP_OAUTH_FAILED},
+    {"https://a", AS("https://a:443", ""), MCP_OAUTH_FAILED},
+    {"https://a/t", AS("https://a/%74", ""), MCP_OAUTH_FAILED},
+    {"https://a", AS("https://attacker.example.com", ""), MCP_OAUTH_FAILED},
+    {"https://a", "{\"token_endpoint\":\"https://a/token\"}",
+     MCP_PROTOCOL_ERROR},
+    {"https://a", "{\"issuer\":null,\"token_endpoint\":\"https://a/token\"}",
+     MCP_PROTOCOL_ERROR},
+    {"https://a", "{\"issuer\":\"https://a\"}", MCP_PROTOCOL_ERROR},
+    {"https://a", AS("https://a", ",\"token_endpoint\":\"ftp://a\""),
+     MCP_PROTOCOL_ERROR},
+    {"https://a", AS("https://a", ",\"token_endpoint\":7"),
+     MCP_PROTOCOL_ERROR},
+    {"https://a", AS("https://a", ",\"token_endpoint\":\"https://a/#f\""),
+     MCP_PROTOCOL_ERROR},
+    {"https://a",
+     AS("https://a", ",\"authorization_endpoint\":\"javascript:alert(1)\""),
+     MCP_PROTOCOL_ERROR},
+    {"https://a", AS("https://a", ",\"registration_endpoint\":\"\""),
+     MCP_PROTOCOL_ERROR},
+    {"https://a", AS("https://a", ",\"revocation_endpoint\":null"), MCP_OK},
+    {"https://a", "{}", MCP_PROTOCOL_ERROR},
+    {"https://a", "[1]", MCP_PROTOCOL_ERROR},
+    {"https://a", "nothing", MCP_PROTOCOL_ERROR},
+};
+
+// fr.76: unusable is "try the next", another issuer is the end.
+static void test_oauth_as(void) {
+    for (size_t i = 0; i < COUNT(as_cases); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str body = str_of(as_cases[i].body), issuer = str_make(NULL, 0);
+        char *block = exact(body);
+        as_meta a;
+        diag d;
+
+        if (as_cases[i].issuer) issuer = str_of(as_cases[i].issuer);
+        diag_init(&d, &m, NULL);
+        CHECK_INT(as_parse(&m, issuer, str_make(block, body.len), &a, &d),
+                  as_cases[i].rc);
+        free(block);
+        CHECK_INT(d.code, as_cases[i].rc);
+        if (!as_cases[i].rc) {
+            CHECK(a.token.len && !a.s256 && !a.s256_told && !a.document);
+            CHECK(!a.registration.len && !a.revocation.len && !a.iss);
+        }
+        as_free(&a);
+        diag_free(&d);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+static void test_oauth_as_parts(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    as_meta a;
+
+    CHECK_INT(as_parse(&m, S("https://a"), S(AS("https://a",
+        ",\"registration_endpoint\":\"https://a/reg\","
+        "\"revocation_endpoint\":\"https://a/rev\","
+        "\"code_challenge_methods_supported\":[\"plain\",\"S256\"],"
+        "\"scopes_supported\":[\"a\",\"offline_access\"],"
+        "\"token_endpoint_auth_methods_supported\":[\"none\"],"
+        "\"grant_types_supported\":[\"authorization_code\"],"
+        "\"dpop_signing_alg_values_supported\":[\"ES256\"],"
+        "\"client_id_metadata_document_supported\":true,"
+        "\"authorization_response_iss_parameter_supported\":true")),
+        &a, NULL), MCP_OK);
+    CHECK_STR(a.issuer, S("https://a"));
+    CHECK_STR(a.authorize, S("https://a/auth?x"));
+    CHECK_STR(a.token, S("https://a/token"));
+    CHECK_STR(a.registration, S("https://a/reg"));
+    CHECK_STR(a.revocation, S("https://a/rev"));
+    CHECK(a.s256 && a.s256_told && a.document && a.iss);
+    CHECK(list_has(a.scopes, S("offline_access")));
+    CHECK(list_has(a.dpop_algs, S("ES256")) && list_has(a.auth_methods,
+                                                         S("none")));
+    CHECK_INT(mcp_length(a.grants), 1);
+    as_free(&a);
+    CHECK_INT(as_parse(&m, S("https://a"), S(AS("https://a",
+        ",\"code_challenge_methods_supported\":[\"plain\",\"s256\"]")),
+        &a, NULL), MCP_OK);
+    CHECK(!a.s256 && a.s256_told);
+    as_free(&a);
+    CHECK_INT(hp.live, 0);
+}
+
+static void test_oauth_as_fallback(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    url u = oauth_url(&m, "http://Localhost:8080/deep/mcp?q");
+    as_meta a;
+
+    CHECK_INT(as_fallback(&m, &u, &a, NULL), MCP_OK);
+    CHECK_STR(a.issuer, S("http://localhost:8080"));
+    CHECK_STR(a.authorize, S("http://localhost:8080/authorize"));
+    CHECK_STR(a.token, S("http://localhost:8080/token"));
+    CHECK_STR(a.registration, S("http://localhost:8080/register"));
+    CHECK(a.s256 && !a.s256_told && !a.iss && !a.document);
+    as_free(&a);
+    url_free(&m, &u);
+    CHECK_INT(hp.live, 0);
+}
+
+static mcp_code oauth_metadata_once(mem *m) {
+    as_meta a, b;
+    url u;
+    prm p;
+    diag d;
+    mcp_code rc = url_parse(m, S("https://h/mcp"), &u);
+
+    memset(&a, 0, sizeof a);
+    memset(&b, 0, sizeof b);
+    memset(&p, 0, sizeof p);
+    diag_init(&d, m, NULL);
+    if (!rc) rc = prm_parse(m, &u, S(PRM("https://h/mcp")), &p, &d);
+    if (!rc) rc = as_parse(m, S("https://a"), S(AS("https://a", "")), &a, &d);
+    if (!rc) rc = as_fallback(m, &u, &b, &d);
+    prm_free(&p);
+    as_free(&a);
+    as_free(&b);
+    url_free(m, &u);
+    diag_free(&d);
+    return rc;
+}
+
+static void test_oauth_metadata_torture(void) {
+    torture(oauth_metadata_once);
+}
+
+static void test_oauth_form(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    buf b;
+
+    buf_init(&b, &m, 1000);
+    form_pair(&b, "none", str_make(NULL, 0));
+    form_pair(&b, "a", S("x y+z&=%~"));
+    form_pair(&b, "b", S(""));
+    form_pair(&b, "c", S("\xC3\xA9/:?-._"));
+    CHECK_STR(buf_str(&b), S("a=x%20y%2Bz%26%3D%25~&b=&c=%C3%A9%2F%3A%3F-._"));
+    buf_free(&b);
+    CHECK_INT(hp.live, 0);
+}
+
+// RFC 7636 appendix B.
+static void test_oauth_pkce(void) {
+    char verifier[44], made[44], again[44];
+    rig r;
+
+    pkce_challenge(S("dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"), made);
+    CHECK_STR(str_of(made), S("E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"));
+    if (!CHECK(rig_init(&r, NULL))) return;
+    for (int i = 0; i < 20; i++) {
+        CHECK(pkce_make(&r.m, verifier, made));
+        CHECK_INT(strlen(verifier), 43);
+        pkce_challenge(str_of(verifier), again);
+        CHECK_STR(str_of(made), str_of(again));
+        CHECK_INT(strspn(verifier, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnop"
+                                   "qrstuvwxyz0123456789-_"), 43);
+        CHECK(random_text(&r.m, again) && strcmp(again, verifier) != 0);
+    }
+    rig_free(&r);
+}
+
+static bool oauth_no_random(os *o, void *to, size_t n) {
+    (void)o;
+    memset(to, 0, n);
+    return false;
+}
+
+// Without random numbers there is no sign-in.
+static void test_oauth_no_random(void) {
+    char verifier[44], made[44];
+    key_pair k;
+    buf out;
+    rig r;
+    url u;
+
+    if (!CHECK(rig_init(&r, NULL))) return;
+    r.m.os.random = oauth_no_random;
+    CHECK(!random_text(&r.m, made) && !pkce_make(&r.m, verifier, made));
+    CHECK(!key_make(&r.m, &k));
+    memset(k.d, 1, sizeof k.d);
+    CHECK(key_from_secret(k.d, &k));
+    u = oauth_url(&r.m.mem, "https://a/");
+    buf_init(&out, &r.m.mem, 10000);
+    CHECK(dpop_proof(&r.m, &out, &k, S("GET"), &u, S(""), S(""), 1) != MCP_OK);
+    CHECK(client_assertion(&r.m, &out, &k, NULL, S("i"), S("a"), 1) != MCP_OK);
+    CHECK_INT(out.len, 0);
+    buf_free(&out);
+    url_free(&r.m.mem, &u);
+    rig_free(&r);
+}
+
+static void test_oauth_base64url(void) {
+    static const char *const pairs[][2] = {
+        {"", ""}, {"f", "Zg"}, {"fo", "Zm8"}, {"foo", "Zm9v"},
+        {"\xFB\xEF\xFF", "--__"}, {"\xFB\xEF\xFF\xFB", "--__-w"}};
+    heap hp;
+    mem m = oauth_mem(&hp);
+    buf b;
+
+    buf_init(&b, &m, 1000);
+    for (size_t i = 0; i < COUNT(pairs); i++) {
+        buf_clear(&b);
+        buf_add(&b, S("+/="));  // what was there stays
+        buf_base64url(&b, str_of(pairs[i][0]));
+        CHECK_STR(str_skip(buf_str(&b), 3), str_of(pairs[i][1]));
+        CHECK_STR(str_head(buf_str(&b), 3), S("+/="));
+    }
+    buf_free(&b);
+    CHECK_INT(hp.live, 0);
+}
+
+static void test_oauth_authorize_url(void) {
+    static const struct {
+        const char *endpoint, *want;
+    } ends[] = {
+        {"https://a/auth", "https://a/auth?response_type=code&client_id=i%20d"},
+        {"https://a/auth?", "https://a/auth?response_type=code&"},
+        {"https://a/auth?x=1", "https://a/auth?x=1&response_type=code&"},
+        {"https://a/auth?x=1&", "https://a/auth?x=1&response_type=code&"},
+    };
+    heap hp;
+    mem m = oauth_mem(&hp);
+    authorize_ask q;
+    buf b;
+
+    memset(&q, 0, sizeof q);
+    q.client_id = S("i d");
+    q.redirect = S("http://127.0.0.1:1/callback");
+    q.challenge = S("c");
+    q.state = S("s");
+    q.resource = S("https://h/mcp");
+    buf_init(&b, &m, 2 * LIMIT_URL);
+    for (size_t i = 0; i < COUNT(ends); i++) {
+        buf_clear(&b);
+        q.endpoint = str_of(ends[i].endpoint);
+        authorize_url(&b, &q);
+        CHECK(str_starts(buf_str(&b), str_of(ends[i].want)));
+        CHECK(str_ends(buf_str(&b),
+                       S("&redirect_uri=http%3A%2F%2F127.0.0.1%3A1%2Fcallback"
+                         "&code_challenge=c&code_challenge_method=S256&state=s"
+                         "&resource=https%3A%2F%2Fh%2Fmcp")));
+    }
+    q.scope = S("a b:c");
+    buf_clear(&b);
+    authorize_url(&b, &q);
+    CHECK(str_ends(buf_str(&b), S("&scope=a%20b%3Ac")));
+    CHECK_INT(b.err, MCP_OK);
+    buf_free(&b);
+    buf_init(&b, &m, 60);  // too small: the error stays
+    authorize_url(&b, &q);
+    CHECK_INT(b.err, MCP_LIMIT_EXCEEDED);
+    buf_free(&b);
+    CHECK_INT(hp.live, 0);
+}
+
+#define CB "http://127.0.0.1:7/callback"
+
+// "code|error|description|iss", or the failure.
+static const struct {
+    const char *given, *want;
+} callbacks[] = {
+    {CB "?code=c&state=S", "c|||-"},
+    {CB "?state=S&code=a%2Bb+c%20d", "a+b c d|||-"},
+    {CB "?code=c&state=S&iss=https%3A%2F%2Fa", "c|||https://a"},
+    {CB "?code=c&state=S&iss=", "c|||"},
+    {CB "?error=access_denied&state=S&error_description=No%0Ano",
+     "|access_denied|No\nno|-"},
+    {CB "?&code=c&&state=S&", "c|||-"},
+    {CB "?code=c&state=S&session_state=x&scope=a+b", "c|||-"},
+    {"HTTP://127.0.0.1:7/callback?code=c&state=S", "c|||-"},
+    {"http://127.0.0.1:07/%63allback?code=c&state=S", "c|||-"},
+    {"", "is not at the address"},
+    {CB, "does not belong"},
+    {CB "?", "does not belong"},
+    {CB "?code=c", "does not belong"},
+    {CB "?code=c&state=", "does not belong"},
+    {CB "?code=c&state=s", "does not belong"},
+    {CB "?code=c&state=S2", "does not belong"},
+    {CB "?code=c&State=S", "does not belong"},
+    {CB "?state=S", "has neither"},
+    {CB "?code=&state=S", "has neither"},
+    {CB "?error=&state=S", "has neither"},
+    {CB "?code=c&error=e&state=S", "has neither"},
+    {CB "?code=c&error=&state=S", "has neither"},
+    {CB "?code=c&code=d&state=S", "has a parameter twice"},
+    {CB "?code=c&c%6Fde=d&state=S", "has a parameter twice"},
+    {CB "?code=c&state=S&state=S", "has a parameter twice"},
+    {CB "?code=c&state=S&x=1&x=2", "has a parameter twice"},
+    {CB "?code=c&state=S&x&x", "has a parameter twice"},
+    {CB "?code=c%&state=S", "is not encoded well"},
+    {CB "?code=c%4&state=S", "is not encoded well"},
+    {CB "?code=c%zz&state=S", "is not encoded well"},
+    {CB "?%=c&state=S", "is not encoded well"},
+    {CB "?code=c%00&state=S", "holds bytes"},
+    {CB "?co%00de=c&code=d&state=S", "d|||-"},
+    {CB "?code=c%0A&state=S", "holds bytes"},
+    {CB "?code=c%C3%A9&state=S", "holds bytes"},
+    {CB "?error=a%1B&state=S", "holds bytes"},
+    {CB "?code=c&state=S&iss=%0D", "holds bytes"},
+    {CB "?code=c &state=S", "holds a blank"},
+    {CB "?code=c&state=S\n", "holds a blank"},
+    {" " CB "?code=c&state=S", "holds a blank"},
+    {CB "?code=c\x7F&state=S", "holds a blank"},
+    {CB "#code=c&state=S", "is not at the address"},
+    {CB "?code=c&state=S#x", "does not belong"},
+    {"http://127.0.0.1:7/callback/?code=c&state=S", "is not at the address"},
+    {"http://127.0.0.1:7/Callback?code=c&state=S", "is not at the address"},
+    {"http://127.0.0.1:7/?code=c&state=S", "is not at the address"},
+    {"http://127.0.0.1:8/callback?code=c&state=S", "is not at the address"},
+    {"http://127.0.0.1/callback?code=c&state=S", "is not at the address"},
+    {"http://localhost:7/callback?code=c&state=S", "is not at the address"},
+    {"https://127.0.0.1:7/callback?code=c&state=S", "is not at the address"},
+    {"http://u@127.0.0.1:7/callback?code=c&state=S", "is not at the address"},
+    {"code=c&state=S", "is not at the address"},
+    {"file:///callback?code=c&state=S", "is not at the address"},
+};
+
+static void test_oauth_callback(void) {
+    for (size_t i = 0; i < COUNT(callbacks); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str text = str_of(callbacks[i].given);
+        char *block = exact(text), got[300];
+        callback_answer a;
+        mcp_code rc;
+        diag d;
+
+        diag_init(&d, &m, NULL);
+        rc = callback_parse(&m, str_make(block, text.len), S(CB), S("S"), &a,
+                            &d);
+        free(block);
+        if (rc == MCP_OK) {
+            snprintf(got, sizeof got, "%.*s|%.*s|%.*s|%.*s", MCP_ARG(a.code),
+                     MCP_ARG(a.error), MCP_ARG(a.description),
+                     MCP_ARG(a.iss));
+            if (!a.has_iss) snprintf(got + strlen(got), 2, "-");
+            CHECK_STR(str_of(got), str_of(callbacks[i].want));
+        } else {
+            CHECK_INT(rc, MCP_OAUTH_FAILED);
+            snprintf(got, sizeof got, "the callback %s", callbacks[i].want);
+            CHECK_STR(str_head(buf_str(&d.detail), strlen(got)), str_of(got));
+        }
+        callback_answer_free(&a);
+        diag_free(&d);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+// A host's own redirect URI may have a query, which comes back first.
+static void test_oauth_callback_query(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    str redirect = S("https://h/back?app=1");
+    callback_answer a;
+
+    CHECK_INT(callback_parse(&m, S("https://h/back?app=1&code=c&state=S"),
+                             redirect, S("S"), &a, NULL), MCP_OK);
+    CHECK_STR(a.code, S("c"));
+    callback_answer_free(&a);
+    CHECK_INT(callback_parse(&m, S("https://h/back?app=12&code=c&state=S"),
+                             redirect, S("S"), &a, NULL), MCP_OAUTH_FAILED);
+    CHECK_INT(callback_parse(&m, S("https://h/back?code=c&state=S"), redirect,
+                             S("S"), &a, NULL), MCP_OAUTH_FAILED);
+    CHECK_INT(hp.live, 0);
+}
+
+static void test_oauth_callback_limits(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    callback_answer a;
+    buf b;
+
+    buf_init(&b, &m, SIZE_MAX / 2);
+    buf_add(&b, S(CB "?state=S&code="));
+    while (b.len < LIMIT_CALLBACK) buf_byte(&b, 'c');
+    CHECK_INT(callback_parse(&m, buf_str(&b), S(CB), S("S"), &a, NULL),
+              MCP_OK);
+    callback_answer_free(&a);
+    buf_byte(&b, 'c');
+    CHECK_INT(callback_parse(&m, buf_str(&b), S(CB), S("S"), &a, NULL),
+              MCP_OAUTH_FAILED);
+    buf_clear(&b);
+    buf_add(&b, S(CB "?state=S&code=c"));
+    for (int i = 2; i < CALLBACK_PAIRS; i++) buf_fmt(&b, "&x%d=", i);
+    CHECK_INT(callback_parse(&m, buf_str(&b), S(CB), S("S"), &a, NULL),
+              MCP_OK);
+    callback_answer_free(&a);
+    buf_add(&b, S("&more"));
+    CHECK_INT(callback_parse(&m, buf_str(&b), S(CB), S("S"), &a, NULL),
+              MCP_OAUTH_FAILED);
+    buf_free(&b);
+    CHECK_INT(hp.live, 0);
+}
+
+static mcp_code oauth_callback_once(mem *m) {
+    callback_answer a;
+    diag d;
+    mcp_code rc;
+
+    diag_init(&d, m, NULL);
+    rc = callback_parse(m, S(CB "?code=c&state=S"), S(CB), S("S"), &a, &d);
+    callback_answer_free(&a);
+    diag_free(&d);
+    return rc;
+}
+
+static void test_oauth_callback_torture(void) {
+    torture(oauth_callback_once);
+}
+
+// RFC 9207 and the table of the MCP specification.
+static void test_oauth_iss(void) {
+    str a = S("https://a");
+    CHECK(iss_ok(true, true, S("https://a"), a));
+    CHECK(!iss_ok(true, false, S(""), a));
+    CHECK(iss_ok(false, true, S("https://a"), a));
+    CHECK(iss_ok(false, false, S(""), a));
+    CHECK(!iss_ok(true, true, S("https://a/"), a));
+    CHECK(!iss_ok(false, true, S("https://A"), a));
+    CHECK(!iss_ok(false, true, S("https://a:443"), a));
+    CHECK(!iss_ok(false, true, S(""), a));
+    CHECK(oauth_same(S("abc"), S("abc")) && !oauth_same(S("abc"), S("abd")));
+    CHECK(!oauth_same(S("abc"), S("ab")) && oauth_same(S(""), S("")));
+}
+
+static void test_oauth_client_auth(void) {
+    static const struct {
+        const char *list;  // NULL: absent
+        bool secret;
+        const char *wanted, *got;
+    } cases[] = {
+        {NULL, true, NULL, "basic"},
+        {NULL, false, NULL, "none"},
+        {"[]", true, NULL, "basic"},
+        {"\"none\"", true, NULL, "basic"},
+        {"[\"none\"]", true, NULL, "none"},
+        {"[\"none\"]", false, NULL, "none"},
+        {"[\"client_secret_post\",\"client_secret_basic\"]", true, NULL,
+         "basic"},
+        {"[\"none\",\"client_secret_post\"]", true, NULL, "post"},
+        {"[\"client_secret_basic\"]", false, NULL, "none"},
+        {"[\"private_key_jwt\",\"tls_client_auth\"]", true, NULL, NULL},
+        {"[\"private_key_jwt\"]", false, "private_key_jwt",
+         "private_key_jwt"},
+        {"[\"none\"]", true, "client_secret_post", "post"},
+        {"[\"none\"]", true, "post", "post"},
+        {"[\"client_secret_basic\"]", true, "none", "none"},
+        {"[\"client_secret_post\"]", true, "basic", "basic"},
+        {"[\"none\"]", false, "client_secret_basic", "none"},
+        {NULL, true, "tls_client_auth", "basic"},
+    };
+    heap hp;
+    mem m = oauth_mem(&hp);
+    buf b;
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_json list = json_at(NULL, 0);
+        mcp_doc *doc = NULL;
+        const char *got;
+        if (cases[i].list) {
+            CHECK_INT(json_parse(&m, str_of(cases[i].list), &doc, NULL, NULL),
+                      MCP_OK);
+            list = json_root(doc);
+        }
+        got = client_auth_method(list, cases[i].secret, cases[i].wanted);
+        CHECK_STR(str_of(got ? got : "-"),
+                  str_of(cases[i].got ? cases[i].got : "-"));
+        json_free(doc);
+    }
+    buf_init(&b, &m, 1000);
+    client_auth_basic(&b, S("id:1"), S("p w+\xC3\xA9"));
+    // id%3A1:p%20w%2B%C3%A9
+    CHECK_STR(buf_str(&b),
+              S("Authorization: Basic aWQlM0ExOnAlMjB3JTJCJUMzJUE5\r\n"));
+    buf_free(&b);
+    CHECK_INT(hp.live, 0);
+}
+
+// "scheme access|refresh|scope|expires" or "! error: first line".
+static const struct {
+    int status;
+    const char *body, *want;
+} tokens[] = {
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\"}", "1 t|||0"},
+    {201, "{\"access_token\":\"t\",\"token_type\":\"bearer\","
+          "\"expires_in\":3600,\"refresh_token\":\"r\",\"scope\":\"a b\"}",
+     "1 t|r|a b|3600"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"dpop\","
+          "\"expires_in\":\"60\"}", "2 t|||60"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"BEARER\","
+          "\"expires_in\":3.6e3}", "1 t|||3600"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\",\"expires_in\":"
+          "99999999999999}", "1 t|||315360000"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\",\"expires_in\":"
+          "-1}", "1 t|||0"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\",\"expires_in\":"
+          "null,\"refresh_token\":null,\"scope\":null}", "1 t|||0"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\",\"expires_in\":"
+          "\"soon\"}", "1 t|||0"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\",\"scope\":\"\"}",
+     "1 t|||0"},
+    {200, "{\"access_token\":\"jag\",\"token_type\":\"N_A\","
+          "\"issued_token_type\":\"urn:x\"}", "0 jag|||0"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"N_A\"}",
+     "! : the token is of a type that this client cannot use"},
+    {200, "{\"access_token\":\"t\"}",
+     "! : the token is of a type that this client cannot use"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"mac\"}",
+     "! : the token is of a type that this client cannot use"},
+    {200, "{\"access_token\":\"t u\",\"token_type\":\"Bearer\"}",
+     "! : a token holds bytes that no token has"},
+    {200, "{\"access_token\":\"t\\r\\nX: y\",\"token_type\":\"Bearer\"}",
+     "! : a token holds bytes that no token has"},
+    {200, "{\"access_token\":\"\xC3\xA9\",\"token_type\":\"Bearer\"}",
+     "! : a token holds bytes that no token has"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\","
+          "\"refresh_token\":\"\\u0000\"}",
+     "! : a token holds bytes that no token has"},
+    {200, "{\"access_token\":\"\",\"token_type\":\"Bearer\"}",
+     "! : the token endpoint answered with status 200, but not with what it "
+     "was asked for"},
+    {200, "{\"access_token\":7,\"token_type\":\"Bearer\"}",
+     "! : the token endpoint answered with status 200, but not with what it "
+     "was asked for"},
+    {200, "", "! : the token endpoint answered with status 200, but not with "
+              "what it was asked for"},
+    {200, "access_token=t",
+     "! : the token endpoint answered with status 200, but not with what it "
+     "was asked for"},
+    {200, "{\"access_token\":\"t\",\"token_type\":\"Bearer\","
+          "\"scope\":\"a\\u001b[31m\\nb\"}", "1 t|||0"},
+    {302, "", "! : the token endpoint answered with status 302, a redirect, "
+              "which is not followed"},
+    {200, "{\"error\":\"bad_verification_code\"}",
+     "! bad_verification_code: the token endpoint refused: "
+     "bad_verification_code"},
+    {400, "{\"error\":\"invalid_grant\",\"error_description\":\"gone\"}",
+     "! invalid_grant: the token endpoint refused: invalid_grant"},
+    {400, "{\"error\":\"use_dpop_nonce\"}",
+     "! use_dpop_nonce: the token endpoint refused: use_dpop_nonce"},
+    {401, "{\"error\":\"invalid_client\"}",
+     "! invalid_client: the token endpoint refused: invalid_client"},
+    {400, "{\"access_token\":\"t\",\"token_type\":\"Bearer\"}",
+     "! : the token endpoint answered with status 400"},
+    {503, "<html>", "! : the token endpoint answered with status 503"},
+    {400, "{\"error\":\"a b\"}",
+     "! : the token endpoint answered with status 400"},
+    {400, "{\"error\":\"\\u001b[2J\"}",
+     "! : the token endpoint answered with status 400"},
+    {400, "{\"error\":{\"x\":1}}",
+     "! : the token endpoint answered with status 400"},
+};
+
+static void test_oauth_token(void) {
+    for (size_t i = 0; i < COUNT(tokens); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str body = str_of(tokens[i].body), first, rest;
+        char *block = exact(body), got[300];
+        token_answer t;
+        mcp_code rc;
+        diag d;
+
+        diag_init(&d, &m, NULL);
+        rc = token_parse(&m, tokens[i].status, str_make(block, body.len), &t,
+                         &d);
+        free(block);
+        if (rc == MCP_OK) {
+            snprintf(got, sizeof got, "%d %.*s|%.*s|%.*s|%lld", (int)t.scheme,
+                     MCP_ARG(t.access), MCP_ARG(t.refresh), MCP_ARG(t.scope),
+                     (long long)t.expires_in);
+        } else {
+            CHECK_INT(rc, MCP_OAUTH_FAILED);
+            CHECK(!t.doc && !t.access.len);
+            str_cut(buf_str(&d.detail), '\n', &first, &rest);
+            snprintf(got, sizeof got, "! %s: %.*s", t.error, MCP_ARG(first));
+        }
+        CHECK_STR(str_of(got), str_of(tokens[i].want));
+        token_free(&t);
+        diag_free(&d);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+// What the other side says is shown to people, cleaned and masked, below the
+// first line.
+static void test_oauth_token_words(void) {
+    heap hp;
+    mem m = oauth_mem(&hp);
+    secrets k;
+    token_answer t;
+    diag d;
+
+    secrets_init(&k, &m);
+    CHECK(secrets_add(&k, S("my-code-1")));
+    diag_init(&d, &m, &k);
+    CHECK_INT(token_parse(&m, 400,
+                          S("{\"error\":\"invalid_grant\","
+                            "\"error_description\":"
+                            "\"\\u001b[31mcode my-code-1 is gone\"}"), &t, &d),
+              MCP_OAUTH_FAILED);
+    CHECK_STR(buf_str(&d.detail),
+              S("the token endpoint refused: invalid_grant\ncode *** is gone"));
+    CHECK_INT(d.http_status, 400);
+    diag_free(&d);
+    secrets_free(&k);
+    CHECK_INT(hp.live, 0);
+}
+
+static void test_oauth_token_limits(void) {
+    static const char *const names[] = {"access_token", "refresh_token"};
+    heap hp;
+    mem m = oauth_mem(&hp);
+
+    for (int i = 0; i < 4; i++) {
+        token_answer t;
+        buf b;
+        buf_init(&b, &m, SIZE_MAX / 2);
+        buf_fmt(&b,
+                "{\"token_type\":\"Bearer\",\"access_token\":\"a\","
+                "\"%s\":\"", names[i / 2]);
+        for (int n = i % 2; n < LIMIT_TOKEN + 2 * (i % 2); n++)
+            buf_byte(&b, '~');
+        buf_add(&b, S("\"}"));
+        CHECK_INT(token_parse(&m, 200, buf_str(&b), &t, NULL),
+                  i % 2 ? MCP_OAUTH_FAILED : MCP_OK);
+        token_free(&t);
+        buf_free(&b);
+    }
+    CHECK_INT(hp.live, 0);
+}
+
+static mcp_code oauth_token_once(mem *m) {
+    registration_answer g;
+    token_answer t, bad;
+    mcp_code rc;
+    diag d;
+    buf b;
+
+    diag_init(&d, m, NULL);
+    buf_init(&b, m, 4096);
+    memset(&g, 0, sizeof g);
+    rc = token_parse(m, 200, S("{\"access_token\":\"t\\u0041\",\"token_type\":"
+                               "\"Bearer\",\"scope\":\"\\u0041\"}"), &t, &d);
+    if (!rc) rc = registration_text(&b, "n", S(CB), S(""), json_at(NULL, 0));
+    if (!rc)
+        rc = registration_parse(m, 201, S("{\"client_id\":\"i\"}"), &g, &d);
+    if (!rc) client_auth_basic(&b, S("i"), S("s"));
+    if (!rc) rc = b.err;
+    token_free(&t);
+    registration_free(&g);
+    if (!rc && token_parse(m, 400, S("{\"error\":\"e\"}"), &bad, &d) ==
+                   MCP_OUT_OF_MEMORY)
+        rc = MCP_OUT_OF_MEMORY;
+    diag_free(&d);
+    buf_free(&b);
+    return rc;
+}
+
+static void test_oauth_token_torture(void) {
+    torture(oauth_token_once);
+}
+
+static void test_oauth_registration_text(void) {
+    static const char *const methods[][2] = {
+        {"null", "none"},
+        {"[\"none\",\"client_secret_basic\"]", "none"},
+        {"[\"client_secret_post\"]", "client_secret_post"},
+        {"[\"client_secret_post\",\"client_secret_basic\"]",
+         "client_secret_basic"},
+        {"[\"private_key_jwt\"]", "none"}};
+    heap hp;
+    mem m = oauth_mem(&hp);
+
+    for (size_t i = 0; i < COUNT(methods); i++) {
+        mcp_doc *doc, *text;
+        mcp_json r;
+        buf b;
+        CHECK_INT(json_parse(&m, str_of(methods[i][0]), &doc, NULL, NULL),
+                  MCP_OK);
+        buf_init(&b, &m, 4096);
+        CHECK_INT(registration_text(&b, "A \"name\"", S(CB),
+                                    i ? S("a b") : S(""), json_root(doc)),
+                  MCP_OK);
+        CHECK_INT(json_parse(&m, buf_str(&b), &text, NULL, NULL), MCP_OK);
+        r = json_root(text);
+        CHECK_STR(mcp_view(mcp_get(r, "client_name")), S("A \"name\""));
+        CHECK_STR(mcp_raw(mcp_get(r, "redirect_uris")), S("[\"" CB "\"]"));
+        CHECK_STR(mcp_view(mcp_get(r, "application_type")), S("native"));
+        CHECK_STR(mcp_raw(mcp_get(r, "grant_types")),
+                  S("[\"authorization_code\",\"refresh_token\"]"));
+        CHECK_STR(mcp_raw(mcp_get(r, "response_types")), S("[\"code\"]"));
+        CHECK_STR(mcp_view(mcp_get(r, "token_endpoint_auth_method")),
+                  str_of(methods[i][1]));
+        CHECK_STR(mcp_view(mcp_get(r, "scope")), i ? S("a b") : S(""));
+        CHECK_INT(mcp_exists(mcp_get(r, "scope")), i > 0);
+        json_free(doc);
+        json_free(text);
+        buf_free(&b);
+    }
+    CHECK_INT(hp.live, 0);
+}
+
+static const struct {
+    int status;
+    const char *body, *want;  // "id|secret|method|expires" or "! line"
+} registrations[] = {
+    {201, "{\"client_id\":\"i\"}", "i||-|0"},
+    {200, "{\"client_id\":\"i\",\"client_secret\":\"s\","
+          "\"client_secret_expires_at\":0,"
+          "\"token_endpoint_auth_method\":\"client_secret_basic\"}",
+     "i|s|basic|0"},
+    {201, "{\"client_id\":\"i\",\"client_secret\":\"s\","
+          "\"client_secret_expires_at\":1900000000,"
+          "\"token_endpoint_auth_method\":\"client_secret_post\"}",
+     "i|s|post|1900000000"},
+    {201, "{\"client_id\":\"i\",\"client_secret\":null,"
+          "\"token_endpoint_auth_method\":\"none\"}", "i||none|0"},
+    {201, "{\"client_id\":\"i\",\"token_endpoint_auth_method\":"
+          "\"tls_client_auth\"}", "! the registration wants a way of"},
+    {201, "{\"client_id\":\"i\",\"token_endpoint_auth_method\":"
+          "\"private_key_jwt\"}", "! the registration wants a way of"},
+    {201, "{\"client_id\":\"i\\n\"}", "! the registration gave a client id"},
+    {201, "{\"client_id\":\"i\",\"client_secret\":\"\\u0000\"}",
+     "! the registration gave a secret"},
+    {201, "{\"client_id\":5}", "! the registration endpoint answered with "
+                               "status 201"},
+    {201, "", "! the registration endpoint answered with status 201"},
+    {400, "{\"client_id\":\"i\"}",
+     "! the registration endpoint answered with status 400"},
+    {400, "{\"error\":\"invalid_redirect_uri\"}",
+     "! the registration endpoint refused: invalid_redirect_uri"},
+    {403, "no", "! the registration endpoint answered with status 403"},
+};
+
+static void test_oauth_registration(void) {
+    for (size_t i = 0; i < COUNT(registrations); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str body = str_of(registrations[i].body);
+        char *block = exact(body), got[300];
+        registration_answer r;
+        mcp_code rc;
+        diag d;
+
+        diag_init(&d, &m, NULL);
+        rc = registration_parse(&m, registrations[i].status,
+                                str_make(block, body.len), &r, &d);
+        free(block);
+        if (rc == MCP_OK)
+            snprintf(got, sizeof got, "%.*s|%.*s|%s|%lld", MCP_ARG(r.id),
+                     MCP_ARG(r.secret), r.method ? r.method : "-",
+                     (long long)r.secret_expires);
+        else
+            snprintf(got, sizeof got, "! %s", buf_z(&d.detail));
+        if (rc) CHECK_INT(rc, MCP_OAUTH_FAILED);
+        CHECK_STR(str_head(str_of(got), strlen(registrations[i].want)),
+                  str_of(registrations[i].want));
+        registration_free(&r);
+        diag_free(&d);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16b Keys
+//=============================================================================
+
+#if USE_OAUTH
+
+// One key in each form it is found in, none of which is anybody's.
+#define KEY_D "d9096cf36c51580f2a5b180725080" \
+              "36ba8dcd097ec4710bdd7ac0a381b1c700c"
+#define KEY_PKCS8                                                             \
+    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg2Qls82xRWA8qWxgH\n"      \
+    "JQgDa6jc0JfsRxC916wKOBsccAyhRANCAASPbsjaVXCx65u6FtJNSiOff8FLY1HT\n"      \
+    "yvm7tSxd4nWeGZv7txNiNaSXkwOc8tYEWaKVG3SETXTGp/jfs1nYKCGu\n"
+#define KEY_SEC1                                                              \
+    "MHcCAQEEINkJbPNsUVgPKlsYByUIA2uo3NCX7EcQvdesCjgbHHAMoAoGCCqGSM49\n"      \
+    "AwEHoUQDQgAEj27I2lVwseubuhbSTUojn3/BS2NR08r5u7UsXeJ1nhmb+7cTYjWk\n"      \
+    "l5MDnPLWBFmilRt0hE10xqf437NZ2Cghrg==\n"
+#define PEM(kind, text)                                                       \
+    "-----BEGIN " kind "-----\n" text "-----END " kind "-----"
+
+static const struct {
+    const char *pem, *why;  // NULL: it is the key
+} key_files[] = {
+    {PEM("PRIVATE KEY", KEY_PKCS8) "\n", NULL},
+    {PEM("PRIVATE KEY", KEY_PKCS8), NULL},
+    {PEM("EC PRIVATE KEY", KEY_SEC1) "\n", NULL},
+    {"a comment\n\n" PEM("EC PARAMETERS", "BggqhkjOPQMBBw==\n") "\n"
+     PEM("EC PRIVATE KEY", KEY_SEC1) "\nafter", NULL},
+    {PEM("CERTIFICATE", "AAAA\n") "\n" PEM("PRIVATE KEY", KEY_PKCS8), NULL},
+    {"", "the key is no private key in PEM form"},
+    {"secret", "the key is no private key in PEM form"},
+    {KEY_PKCS8, "the key is no private key in PEM form"},
+    {PEM("PUBLIC KEY", KEY_PKCS8), "the key is no private key in PEM form"},
+    {"-----BEGIN PRIVATE KEY-----\n" KEY_PKCS8,
+     "the key is no private key in PEM form"},
+    {PEM("PRIVATE KEY", ""), "the key cannot be read"},
+    {PEM("PRIVATE KEY", "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49\n"),
+     "the key cannot be read"},
+    {PEM("PRIVATE KEY", "!!!!\n"), "the key cannot be read"},
+    {PEM("ENCRYPTED PRIVATE KEY",
+         "MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAiZOxzY0khQtwICCAAw\n"
+         "DAYIKoZIhvcNAgkFADAdBglghkgBZQMEASoEEMYGc+NEGb+4JEK4s00pgucEgZB+\n"),
+     "the key cannot be read (it must not be encrypted)"},
+    {PEM("EC PRIVATE KEY",  // P-384
+         "MIGkAgEBBDC594iSC2kH++fOSGnZRgIjl/qSXFrI2BXaaKZzKnMYTzkqZVbJkmH6\n"
+         "ov7mi2XTLQugBwYFK4EEACKhZANiAARdbTeFLpqqIFuV3iQzQpuCIagzEPfBMOoC\n"
+         "pjPLPIddugjvB2ozGliIZ+GZutm/NHzzeiGZ2Cih7tTRpN+q9SHvjUCdoSA/YNxp\n"
+         "J8SBPgK7JOKKHvHOTw66VCtOv4zc/6k=\n"),
+     "the key is not for ES256"},
+    {PEM("PRIVATE KEY",  // Ed25519
+         "MC4CAQAwBQYDK2VwBCIEIJHa8EMBq34t9COMCOzmCZlMrX4i5MIIPUhdRX/3Bjpq\n"),
+     "the key cannot be read"},
+};
+
+static void key_hex(char out[65], const uint8_t *bytes) {
+    for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+static void test_keys_pem(void) {
+    for (size_t i = 0; i < COUNT(key_files); i++) {
+        heap hp;
+        mem m = oauth_mem(&hp);
+        str pem = str_of(key_files[i].pem);
+        char *block = exact(pem), hex[65];
+        key_pair k, again;
+        mcp_code rc;
+        diag d;
+
+        diag_init(&d, &m, NULL);
+        rc = key_from_pem(&m, str_make(block, pem.len), &k, &d);
+        free(block);
+        if (key_files[i].why) {
+            CHECK_INT(rc, MCP_CONFIGURATION_INVALID);
+            CHECK_STR(str_head(buf_str(&d.detail), strlen(key_files[i].why)),
+                      str_of(key_files[i].why));
+            memset(&again, 0, sizeof again);
+            CHECK(memcmp(&k, &again, sizeof k) == 0);
+        } else {
+            CHECK_INT(rc, MCP_OK);
+            key_hex(hex, k.d);
+            CHECK_STR(str_of(hex), S(KEY_D));
+            key_hex(hex, k.x);
+            CHECK_STR(str_of(hex), S("8f6ec8da5570b1eb9bba16d24d4a239f7fc14b635"
+                                     "1d3caf9bbb52c5de2759e19"));
+            CHECK(key_from_secret(k.d, &again));
+            CHECK(memcmp(&k, &again, sizeof k) == 0);
+        }
+        diag_free(&d);
+        CHECK_INT(hp.live, 0);
+    }
+}
+
+// Cut anywhere, or with any byte of it changed, it is the key or a failure.
+static void test_keys_pem_broken(void) {
+    str good = S(PEM("PRIVATE KEY", KEY_PKCS8));
+    heap hp;
+    mem m = oauth_mem(&hp);
+    key_pair k;
+
+    // Up to the last line; of that one its beginning is enough.
+    for (size_t n = 0; n < str_find(good, S("-----END")) + 8; n++) {
+        char *block = exact(str_head(good, n));
+        CHECK(key_from_pem(&m, str_make(block, n), &k, NULL) != MCP_OK);
+        free(block);
+    }
+    for (size_t n = 0; n < good.len; n++) {
+        char *block = exact(good);
+        block[n] = block[n] == 'A' ? 'B' : 'A';
+        key_from_pem(&m, str_make(block, good.len), &k, NULL);
+        block[n] = (char)0xFF;
+        key_from_pem(&m, str_make(block, good.len), &k, NULL);
+        free(block);
+    }
+    CHECK_INT(hp.live, 0);
+}
+
+// 0 and the order are no keys, the numbers inside are.
+static void test_keys_range(void) {
+    static const char order[] =
+        "\xFF\xFF\xFF\xFF\x00\x00\x00\x00\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"
+        "\xBC\xE6\xFA\xAD\xA7\x17\x9E\x84\xF3\xB9\xCA\xC2\xFC\x63\x25\x51";
+    unsigned char d[32] = {0};
+    char hex[65];
+    key_pair k, same;
+
+    CHECK(!key_from_secret(d, &k));
+    d[31] = 1;
+    CHECK(key_from_secret(d, &k));
+    key_hex(hex, k.x);  // the generator itself
+    CHECK_STR(str_of(hex), S("6b17d1f2e12c4247f8bce6e563a440f277037d812deb33a0"
+                             "f4a13945d898c296"));
+    memcpy(d, order, 32);
+    CHECK(!key_from_secret(d, &k));
+    d[31]--;
+    CHECK(key_from_secret(d, &same));  // minus the generator
+    key_hex(hex, same.x);
+    CHECK_STR(str_head(str_of(hex), 8), S("6b17d1f2"));
+    memset(d, 0xFF, sizeof d);
+    CHECK(!key_from_secret(d, &k));
+}
+
+// RFC 7515 A.3 and RFC 9449: figures 4 (the key), 12 (its thumbprint) and 15
+// (the hash of a token).
+static void test_keys_vectors(void) {
+    static const uint8_t d[] = {
+        142, 155, 16,  158, 113, 144, 152, 191, 152, 4,   135,
+        223, 31,  93,  119, 233, 203, 41,  96,  110, 190, 210,
+        38,  59,  95,  87,  194, 19,  223, 132, 244, 178};
+    static const uint8_t x9449[] = {
+        0x97, 0xcb, 0x45, 0xae, 0x1c, 0x7e, 0xdf, 0x8b, 0x55, 0xde, 0x14,
+        0x48, 0x09, 0x10, 0xd8, 0xf7, 0x30, 0xa4, 0x0e, 0x5a, 0x41, 0x84,
+        0x5e, 0x36, 0x51, 0x05, 0x1f, 0x59, 0x50, 0x16, 0x04, 0x5b};
+    static const uint8_t y9449[] = {
+        0xf5, 0x51, 0x38, 0x8d, 0xff, 0xce, 0x93, 0xfa, 0x3a, 0xe3, 0x36,
+        0xd3, 0x4e, 0x57, 0x2e, 0x34, 0x96, 0xa3, 0x1e, 0x6b, 0x7a, 0xbf,
+        0xd4, 0xc3, 0x56, 0xb5, 0x34, 0x09, 0xdb, 0xc6, 0x44, 0x30};
+    heap hp;
+    mem m = oauth_mem(&hp);
+    char text[44];
+    key_pair k;
+    buf b;
+
+    CHECK(key_from_secret(d, &k));
+    buf_init(&b, &m, 1000);
+    key_jwk(&b, &k);
+    CHECK_STR(buf_str(&b),
+              S("{\"crv\":\"P-256\",\"kty\":\"EC\","
+                "\"x\":\"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU\","
+                "\"y\":\"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0\"}"));
+    buf_free(&b);
+    memcpy(k.x, x9449, 32);
+    memcpy(k.y, y9449, 32);
+    buf_init(&b, &m, 1000);
+    key_jwk(&b, &k);
+    pkce_challenge(buf_str(&b), text);
+    buf_free(&b);
+    CHECK_STR(str_of(text), S("0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"));
+    pkce_challenge(S("Kz~8mXK1EalYznwH-LC-1fBAo.4Ljp~zsPE_NeO.gxU"), text);
+    CHECK_STR(str_of(text), S("fUHyO2r2Z3DZ53EsNrWBb0xWXoaNy59IiKCAqksmQEo"));
+    CHECK_INT(hp.live, 0);
+}
+
+static int base64url_value(char c) {
+    static const char digits[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    const char *at = c ? strchr(digits, c) : NULL;
+    return at ? (int)(at - digits) : -1;
+}
+
+static void base64url_read(buf *out, str s) {
+    uint32_t acc = 0;
+    int bits = 0;
+
+    for (size_t i = 0; i < s.len; i++) {
+        int v = base64url_value(s.ptr[i]);
+        if (!CHECK(v >= 0)) return;
+        acc = (acc << 6 | (uint32_t)v) & 0xFFFFFF;
+        if ((bits += 6) < 8) continue;
+        bits -= 8;
+        buf_byte(out, (char)(acc >> bits & 0xFF));
+    }
+}
+
+// Take a signed statement apart; its signature must be the key's. The two
+// documents are the caller's.
+static bool jwt_open(mem *m, str jwt, const key_pair *k, mcp_doc **header,
+                     mcp_doc **claims) {
+    unsigned char point[65] = {4};
+    br_ec_public_key pub;
+    uint8_t digest[32];
+    str part[3], rest = jwt;
+    buf b, s;
+    bool ok;
+
+    memcpy(point + 1, k->x, 32);
+    memcpy(point + 33, k->y, 32);
+    pub.curve = BR_EC_secp256r1;
+    pub.q = point;
+    pub.qlen = sizeof point;
+    str_cut(rest, '.', &part[0], &rest);
+    str_cut(rest, '.', &part[1], &part[2]);
+    buf_init(&b, m, 100000);
+    buf_init(&s, m, 100);
+    base64url_read(&s, part[2]);
+    sha256_of(digest, str_head(jwt, part[0].len + 1 + part[1].len));
+    ok = CHECK_INT(s.len, 64) &&
+         CHECK(br_ecdsa_i31_vrfy_raw(br_ec_get_default(), digest, 32, &pub,
+                                     s.ptr, s.len) == 1);
+    base64url_read(&b, part[0]);
+    CHECK_INT(json_parse(m, buf_str(&b), header, NULL, NULL), MCP_OK);
+    buf_clear(&b);
+    base64url_read(&b, part[1]);
+    CHECK_INT(json_parse(m, buf_str(&b), claims, NULL, NULL), MCP_OK);
+    buf_free(&b);
+    buf_free(&s);
+    return ok;
+}
+
+static void test_keys_dpop(void) {
+    mcp_doc *header, *claims;
+    char jti[44] = "";
+    key_pair k;
+    rig r;
+    url u;
+
+    if (!CHECK(rig_init(&r, NULL)) || !CHECK(key_make(&r.m, &k))) return;
+    u = oauth_url(&r.m.mem, "https://h:8443/mcp?secret=1");
+    for (int i = 0; i < 4; i++) {
+        mcp_json h, c;
+        buf b;
+        buf_init(&b, &r.m.mem, 10000);
+        CHECK_INT(dpop_proof(&r.m, &b, &k, S("POST"), &u,
+                             i & 1 ? S("n\"1") : S(""),
+                             i & 2 ? S("Kz~8mXK1EalYznwH-LC-1fBAo.4Ljp~zsPE_"
+                                       "NeO.gxU") : S(""), 1700000000),
+                  MCP_OK);
+        if (!jwt_open(&r.m.mem, buf_str(&b), &k, &header, &claims)) break;
+        h = json_root(header);
+        c = json_root(claims);
+        CHECK_STR(mcp_view(mcp_get(h, "typ")), S("dpop+jwt"));
+        CHECK_STR(mcp_view(mcp_get(h, "alg")), S("ES256"));
+        buf_clear(&b);
+        key_jwk(&b, &k);
+        CHECK_STR(mcp_raw(mcp_get(h, "jwk")), buf_str(&b));
+        CHECK(!mcp_exists(mcp_get(mcp_get(h, "jwk"), "d")));
+        CHECK_STR(mcp_view(mcp_get(c, "htm")), S("POST"));
+        CHECK_STR(mcp_view(mcp_get(c, "htu")), S("https://h:8443/mcp"));
+        CHECK_INT(mcp_integer(mcp_get(c, "iat"), 0), 1700000000);
+        CHECK_STR(mcp_view(mcp_get(c, "nonce")), i & 1 ? S("n\"1") : S(""));
+        CHECK_STR(mcp_view(mcp_get(c, "ath")),
+                  i & 2 ? S("fUHyO2r2Z3DZ53EsNrWBb0xWXoaNy59IiKCAqksmQEo")
+                        : S(""));
+        CHECK_INT(mcp_exists(mcp_get(c, "nonce")), i & 1);
+        CHECK(mcp_length(mcp_get(c, "jti")) == 43);
+        CHECK(!str_is(mcp_view(mcp_get(c, "jti")), jti));
+        snprintf(jti, sizeof jti, "%s", mcp_string(mcp_get(c, "jti"), ""));
+        json_free(header);
+        json_free(claims);
+        buf_free(&b);
+    }
+    url_free(&r.m.mem, &u);
+    rig_free(&r);
+}
+
+static void test_keys_assertion(void) {
+    mcp_doc *header, *claims;
+    key_pair k;
+    rig r;
+
+    if (!CHECK(rig_init(&r, NULL)) || !CHECK(key_make(&r.m, &k))) return;
+    for (int i = 0; i < 2; i++) {
+        mcp_json h, c;
+        buf b;
+        buf_init(&b, &r.m.mem, 10000);
+        CHECK_INT(client_assertion(&r.m, &b, &k, i ? "k1" : NULL, S("me"),
+                                   S("https://a/"), 1700000000), MCP_OK);
+        if (!jwt_open(&r.m.mem, buf_str(&b), &k, &header, &claims)) break;
+        h = json_root(header);
+        c = json_root(claims);
+        CHECK_STR(mcp_view(mcp_get(h, "alg")), S("ES256"));
+        CHECK_STR(mcp_view(mcp_get(h, "kid")), i ? S("k1") : S(""));
+        CHECK_STR(mcp_view(mcp_get(c, "iss")), S("me"));
+        CHECK_STR(mcp_view(mcp_get(c, "sub")), S("me"));
+        CHECK_STR(mcp_view(mcp_get(c, "aud")), S("https://a/"));
+        CHECK_INT(mcp_integer(mcp_get(c, "exp"), 0), 1700000300);
+        CHECK_INT(mcp_integer(mcp_get(c, "iat"), 0), 1700000000);
+        CHECK(mcp_length(mcp_get(c, "jti")) == 43);
+        json_free(header);
+        json_free(claims);
+        buf_free(&b);
+    }
+    rig_free(&r);
+}
+
+// Another reader of it all: node's crypto, where there is a node.
+static void test_keys_node(void) {
+    static const char script[] =
+        "const c=require('crypto');const [j]=process.argv.slice(1);"
+        "const [h,p,s]=j.split('.');"
+        "const k=JSON.parse(Buffer.from(h,'base64url')).jwk;"
+        "const key=c.createPublicKey({key:k,format:'jwk'});"
+        "process.stdout.write(c.verify('sha256',Buffer.from(h+'.'+p),"
+        "{key,dsaEncoding:'ieee-p1363'},Buffer.from(s,'base64url'))+'')";
+    char text[6000], got[40] = "";
+    key_pair k;
+    FILE *f;
+    rig r;
+    url u;
+    buf b;
+
+    if (!CHECK(rig_init(&r, NULL)) || !CHECK(key_make(&r.m, &k))) return;
+    u = oauth_url(&r.m.mem, "https://h/mcp");
+    buf_init(&b, &r.m.mem, 10000);
+    CHECK_INT(dpop_proof(&r.m, &b, &k, S("GET"), &u, S("n"), S("t"), 1),
+              MCP_OK);
+    snprintf(text, sizeof text,
+             "command -v node >/dev/null || { echo none; exit; }; "
+             "node -e \"%s\" '%s'", script, buf_z(&b));
+    f = popen(text, "r");
+    if (f && !fgets(got, sizeof got, f)) got[0] = 0;
+    if (f) pclose(f);
+    CHECK(strcmp(got, "none\n") == 0 || strcmp(got, "true") == 0);
+    buf_free(&b);
+    url_free(&r.m.mem, &u);
+    rig_free(&r);
+}
+
+static mcp_code keys_once(mem *m) {
+    rig *r = calloc(1, sizeof *r);
+    key_pair k;
+    mcp_code rc;
+    url u;
+    buf b;
+
+    memset(&u, 0, sizeof u);
+    r->m.mem = *m;
+    os_adopt(&r->m.os, NULL);
+    buf_init(&b, m, 10000);
+    rc = key_from_pem(m, S(PEM("PRIVATE KEY", KEY_PKCS8)), &k, NULL);
+    if (!rc) rc = url_parse(m, S("https://h/mcp"), &u);
+    if (!rc) rc = dpop_proof(&r->m, &b, &k, S("GET"), &u, S("n"), S("t"), 1);
+    if (!rc) rc = client_assertion(&r->m, &b, &k, "k", S("i"), S("a"), 1);
+    buf_free(&b);
+    url_free(m, &u);
+    free(r);
+    return rc;
+}
+
+static void test_keys_torture(void) {
+    torture(keys_once);
+}
+
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16c Callback
+//
+// Real sockets on loopback and a clock that jumps.
+//=============================================================================
+
+#if USE_OAUTH
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+typedef struct landing {
+    rig rig;
+    job owner;
+    int wakes, fds;
+    uint16_t port;
+    char redirect[100], host[60];
+    callback *c;
+    diag why;
+} landing;
+
+static void back_owner(mcp *m, job *j) {
+    (void)m;
+    ((landing *)((char *)j - offsetof(landing, owner)))->wakes++;
+}
+
+// A port that was free a moment ago.
+static uint16_t back_port(mcp *m) {
+    os_addr a = {4, {127, 0, 0, 1}, 0, 0};
+    os_fd fd;
+    if (!CHECK_INT(m->os.listen(&m->os, &a, &fd), OS_OK)) return 0;
+    m->os.close(&m->os, fd);
+    return a.port;
+}
+
+// `host` as it stands in the redirect URI.
+static bool back_open(landing *w, const char *host) {
+    memset(w, 0, sizeof *w);
+    w->fds = fds_open();
+    if (!CHECK(rig_fake(&w->rig))) return false;
+    w->rig.m.opt.client_name = "A <b> & \"c\"";
+    w->port = back_port(&w->rig.m);
+    diag_init(&w->why, &w->rig.m.mem, NULL);
+    CHECK(job_init(&w->rig.m, &w->owner, back_owner));
+    snprintf(w->host, sizeof w->host, "%s:%u", host, (unsigned)w->port);
+    snprintf(w->redirect, sizeof w->redirect, "http://%s/callback", w->host);
+    w->c = callback_open(&w->rig.m, str_of(w->redirect), S("S+/="), &w->owner,
+                         &w->why);
+    return CHECK(w->c != NULL);
+}
+
+// All is given back.
+static void back_close(landing *w) {
+    callback_free(w->c);
+    callbacks_free(&w->rig.m);
+    browsers_free(&w->rig.m);
+    job_end(&w->rig.m, &w->owner);
+    diag_free(&w->why);
+    CHECK_INT(w->rig.m.loop.jobs, 0);
+    rig_free(&w->rig);
+    CHECK_INT(fds_open(), w->fds);
+}
+
+static void back_turn(landing *w) {
+    for (int i = 0; i < 6; i++) loop_turn(&w->rig.m, w->rig.m.loop.now);
+}
+
+static int back_dial(landing *w) {
+    struct sockaddr_in a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_port = htons(w->port);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    return fd;
+}
+
+static void back_say(int fd, const char *text, size_t n) {
+    CHECK(send(fd, text, n, MSG_NOSIGNAL) == (ssize_t)n);
+}
+
+// What has come by now; *ended: and then the end.
+static size_t back_hear(int fd, char *to, size_t cap, bool *ended) {
+    size_t n = 0;
+    ssize_t got;
+
+    while (n < cap - 1 &&
+           (got = recv(fd, to + n, cap - 1 - n, MSG_DONTWAIT)) > 0)
+        n += (size_t)got;
+    to[n] = 0;
+    if (ended) *ended = recv(fd, to + n, 1, MSG_DONTWAIT) == 0;
+    return n;
+}
+
+// One request on a connection of its own; the whole answer.
+static void back_ask(landing *w, const char *says, char *answer, size_t cap) {
+    int fd = back_dial(w);
+
+    back_say(fd, says, strlen(says));
+    back_turn(w);
+    back_hear(fd, answer, cap, NULL);
+    close(fd);
+    back_turn(w);
+}
+
+static void back_get(landing *w, const char *target, char *answer, size_t cap) {
+    char text[500];
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", target,
+             w->host);
+    back_ask(w, text, answer, cap);
+}
+
+static int back_status(const char *answer) {
+    if (strncmp(answer, "HTTP/1.1 ", 9)) return 0;
+    return (int)strtol(answer + 9, NULL, 10);
+}
+
+static const char back_good[] = "/callback?code=c1&state=S%2B%2F%3D";
+
+// The page goes to the browser, the URL to the owner, and both are whole.
+static void test_callback_code(void) {
+    static const char *const headers[] = {
+        "Content-Type: text/html; charset=utf-8", "Cache-Control: no-store",
+        "Referrer-Policy: no-referrer", "X-Content-Type-Options: nosniff",
+        "Connection: close",
+        "Content-Security-Policy: default-src 'none'; style-src "
+        "'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"};
+    char page[8000], want[200], *body;
+    callback_answer a;
+    landing w;
+    str got;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    CHECK(!callback_take(w.c, &got) && w.wakes == 0);
+    back_get(&w, back_good, page, sizeof page);
+    CHECK_INT(back_status(page), 200);
+    for (size_t i = 0; i < COUNT(headers); i++) {
+        snprintf(want, sizeof want, "\r\n%s\r\n", headers[i]);
+        CHECK(strstr(page, want) != NULL);
+    }
+    body = strstr(page, "\r\n\r\n");
+    if (CHECK(body != NULL)) {
+        snprintf(want, sizeof want, "Content-Length: %zu\r\n",
+                 strlen(body + 4));
+        CHECK(strstr(page, want) != NULL);
+        CHECK(strstr(body, "A &#60;b&#62; &#38; &#34;c&#34; finishes"));
+        CHECK(strstr(body, "<title>The answer has arrived</title>"));
+        CHECK(!strstr(body, "c1") && !strstr(body, "<script"));
+        CHECK(!strstr(body, "src=") && !strstr(body, "href="));
+    }
+    CHECK_INT(w.wakes, 1);
+    CHECK(callback_take(w.c, &got));
+    snprintf(want, sizeof want, "http://%s%s", w.host, back_good);
+    CHECK_STR(got, str_of(want));
+    CHECK_INT(callback_parse(&w.rig.m.mem, got, str_of(w.redirect),
+                             S("S+/="), &a, NULL), MCP_OK);
+    CHECK_STR(a.code, S("c1"));
+    callback_answer_free(&a);
+    back_close(&w);
+}
+
+static void test_callback_error(void) {
+    char page[8000];
+    landing w;
+    str got;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    back_get(&w, "/callback?error=access_denied&state=S%2b/=&error_description="
+                 "%3Cscript%3E", page, sizeof page);
+    CHECK_INT(back_status(page), 200);
+    CHECK(strstr(page, "The sign-in was not granted"));
+    CHECK(!strstr(page, "access_denied") && !strstr(page, "script"));
+    CHECK(callback_take(w.c, &got));
+    back_close(&w);
+}
+
+// None of these is the answer, and the good one still is afterwards.
+static const struct {
+    const char *request;  // %s is the right host
+    int status;
+} back_requests[] = {
+    {"GET /callback?code=c&state=bad HTTP/1.1\r\nHost: %s\r\n\r\n", 400},
+    {"GET /callback?code=c HTTP/1.1\r\nHost: %s\r\n\r\n", 400},
+    {"GET /callback HTTP/1.1\r\nHost: %s\r\n\r\n", 400},
+    {"GET /callback?code=c&code=d&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n",
+     400},
+    {"GET /callback/?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n", 404},
+    {"GET /Callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n", 404},
+    {"GET /%%63allback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n",
+     404},
+    {"GET //callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n", 404},
+    {"GET /favicon.ico HTTP/1.1\r\nHost: %s\r\n\r\n", 404},
+    {"GET / HTTP/1.1\r\nHost: %s\r\n\r\n", 404},
+    {"HEAD /callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n", 405},
+    {"POST /callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n"
+     "Content-Length: 5\r\n\r\nhello", 405},
+    {"OPTIONS /callback HTTP/1.1\r\nHost: %s\r\n\r\n", 405},
+    {"get /callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n", 405},
+    {"GET /callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: evil\r\nX: %s\r\n"
+     "\r\n", 400},
+    {"GET /callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s.evil\r\n\r\n",
+     400},
+    {"GET /callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\nHost: %s\r\n"
+     "\r\n", 400},
+    {"GET /callback?code=c&state=S%%2B/= HTTP/1.1\r\nX: %s\r\n\r\n", 400},
+    {"GET http://%s/callback?code=c&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n",
+     400},
+    {"GET /callback?code=c&state=S%%2B/= HTTP/2.0\r\nHost: %s\r\n\r\n", 400},
+    {"GET /callback?code=c&state=S%%2B/=\r\nHost: %s\r\n\r\n", 400},
+    {"GET /callback?code=c &state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n", 400},
+    {"GET /callback?code=\x01&state=S%%2B/= HTTP/1.1\r\nHost: %s\r\n\r\n",
+     400},
+    {"\r\n\r\n%s", 400},
+    {"nonsense\n\n%s", 400},
+};
+
+static void test_callback_others(void) {
+    char text[600], page[8000];
+    landing w;
+    str got;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    for (size_t i = 0; i < COUNT(back_requests); i++) {
+#ifdef __GNUC__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+#endif
+        snprintf(text, sizeof text, back_requests[i].request, w.host, w.host);
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
+        back_ask(&w, text, page, sizeof page);
+        if (!CHECK_INT(back_status(page), back_requests[i].status))
+            printf("  for %s", text);
+        CHECK(strstr(page, "default-src 'none'") != NULL);
+        CHECK(back_requests[i].status != 405 || strstr(page, "\r\nAllow: GET"));
+    }
+    CHECK(!callback_take(w.c, &got) && w.wakes == 0);
+    back_get(&w, back_good, page, sizeof page);
+    CHECK_INT(back_status(page), 200);
+    // From now on all are refused, the good one too, and the first counts.
+    back_get(&w, "/callback?code=second&state=S%2B/=", page, sizeof page);
+    CHECK_INT(back_status(page), 400);
+    CHECK(callback_take(w.c, &got));
+    CHECK(str_find(got, S("c1")) != SIZE_MAX);
+    CHECK_INT(w.wakes, 1);
+    back_close(&w);
+}
+
+// However the request is cut, in upper or lower case, with CRLF or LF.
+static void test_callback_splits(void) {
+    static const char *const forms[] = {
+        "GET %s HTTP/1.1\r\nhost:%s \r\nAccept: */*\r\n\r\n",
+        "GET %s HTTP/1.0\nHOST: %s\n\n"};
+    for (size_t f = 0; f < COUNT(forms); f++) {
+        char text[300];
+        size_t len = 1;
+        for (size_t cut = 0; cut < len; cut++) {
+            char page[4000];
+            landing w;
+            int fd;
+            if (!back_open(&w, "127.0.0.1")) return;
+#ifdef __GNUC__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+#endif
+            snprintf(text, sizeof text, forms[f], back_good, w.host);
+#ifdef __GNUC__
+#pragma GCC diagnostic pop
+#endif
+            len = strlen(text);
+            fd = back_dial(&w);
+            back_say(fd, text, cut);
+            back_turn(&w);
+            CHECK_INT(back_hear(fd, page, sizeof page, NULL), 0);
+            back_say(fd, text + cut, len - cut);
+            back_turn(&w);
+            back_hear(fd, page, sizeof page, NULL);
+            CHECK_INT(back_status(page), 200);
+            close(fd);
+            back_close(&w);
+        }
+    }
+}
+
+// A name is two addresses, and Host says which one was asked for.
+static void test_callback_localhost(void) {
+    char page[8000], text[300];
+    landing w;
+
+    if (!back_open(&w, "localhost")) return;
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n\r\n",
+             back_good, (unsigned)w.port);
+    back_ask(&w, text, page, sizeof page);
+    CHECK_INT(back_status(page), 400);
+    back_get(&w, back_good, page, sizeof page);
+    CHECK_INT(back_status(page), 200);
+    back_close(&w);
+    if (!back_open(&w, "LocalHost")) return;  // as it may be configured
+    back_get(&w, back_good, page, sizeof page);
+    CHECK_INT(back_status(page), 200);
+    back_close(&w);
+}
+
+static void test_callback_ip6(void) {
+    struct sockaddr_in6 a;
+    char page[8000], text[300];
+    os_addr six = {6, {[15] = 1}, 0, 0};
+    landing w;
+    int fd;
+    rig r;
+
+    if (!CHECK(rig_fake(&r))) return;
+    fd = r.m.os.listen(&r.m.os, &six, &fd) ? -1 : fd;
+    if (fd >= 0) close(fd);
+    rig_free(&r);
+    if (fd < 0) return;  // no such address here
+    if (!back_open(&w, "[::1]")) return;
+    memset(&a, 0, sizeof a);
+    a.sin6_family = AF_INET6;
+    a.sin6_port = htons(w.port);
+    a.sin6_addr = in6addr_loopback;
+    fd = socket(AF_INET6, SOCK_STREAM, 0);
+    CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n",
+             back_good, w.host);
+    back_say(fd, text, strlen(text));
+    back_turn(&w);
+    back_hear(fd, page, sizeof page, NULL);
+    CHECK_INT(back_status(page), 200);
+    close(fd);
+    back_close(&w);
+}
+
+// What is no place for a listener, and a port that somebody else has.
+static void test_callback_unavailable(void) {
+    static const char *const bad[] = {
+        "https://127.0.0.1:7/callback", "http://example.com:7/callback",
+        "http://10.0.0.1:7/callback", "http://0.0.0.0:7/", "urn:x", ""};
+    landing w, second;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        CHECK(!callback_open(&w.rig.m, str_of(bad[i]), S("s"), &w.owner,
+                             &w.why));
+        CHECK_INT(w.why.code, MCP_CALLBACK_UNAVAILABLE);
+    }
+    memset(&second, 0, sizeof second);
+    CHECK(!callback_open(&w.rig.m, str_of(w.redirect), S("s"), &w.owner,
+                         &w.why));
+    CHECK_INT(w.why.code, MCP_CALLBACK_UNAVAILABLE);
+    snprintf(second.redirect, sizeof second.redirect,
+             "no listener at port %u", (unsigned)w.port);
+    CHECK_STR(str_head(buf_str(&w.why.detail), strlen(second.redirect)),
+              str_of(second.redirect));
+    back_close(&w);
+}
+
+// Somebody who says nothing, or a byte now and then, is gone after 5 s.
+static void test_callback_slow(void) {
+    char page[4000];
+    bool ended;
+    landing w;
+    int fd, drip;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    fd = back_dial(&w);
+    drip = back_dial(&w);
+    back_turn(&w);
+    for (int i = 0; i < 49; i++) {
+        back_say(drip, "G", 1);
+        w.rig.now += 100;
+        back_turn(&w);
+    }
+    back_hear(fd, page, sizeof page, &ended);
+    CHECK(!ended);
+    CHECK_INT(callback_busy(w.c), 2);
+    w.rig.now += 100;
+    back_turn(&w);
+    back_hear(fd, page, sizeof page, &ended);
+    CHECK(ended && page[0] == 0);
+    CHECK_INT(callback_busy(w.c), 0);
+    close(fd);
+    close(drip);
+    back_get(&w, back_good, page, sizeof page);
+    CHECK_INT(back_status(page), 200);
+    back_close(&w);
+}
+
+// A head without end is cut off where the limit is.
+static void test_callback_large(void) {
+    static char head[CALLBACK_HEAD + 100];
+    char page[4000];
+    bool ended;
+    landing w;
+
+    for (int i = 0; i < 2; i++) {
+        size_t n = (size_t)CALLBACK_HEAD + (i ? 1 : 0), k;
+        int fd;
+        if (!back_open(&w, "127.0.0.1")) return;
+        memset(head, 'x', sizeof head);
+        k = (size_t)snprintf(head, sizeof head,
+                             "GET %s HTTP/1.1\r\nHost: %s\r\nX: ", back_good,
+                             w.host);
+        head[k] = 'x';
+        memcpy(head + n - 4, "\r\n\r\n", 4);
+        fd = back_dial(&w);
+        for (size_t at = 0; at < n; at += 8000) {
+            size_t piece = n - at < 8000 ? n - at : 8000;
+            if (send(fd, head + at, piece, MSG_NOSIGNAL) < 0) break;
+            back_turn(&w);
+        }
+        back_turn(&w);
+        back_hear(fd, page, sizeof page, &ended);
+        CHECK_INT(back_status(page), i ? 0 : 200);
+        CHECK_INT(callback_busy(w.c), i ? 0 : 1);
+        close(fd);
+        back_close(&w);
+    }
+}
+
+// Eight at a time; the ninth waits outside and is heard when one has gone.
+static void test_callback_ninth(void) {
+    char page[4000], text[300];
+    int fd[LIMIT_CALLBACK_CONNS + 1];
+    landing w;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    for (int i = 0; i <= LIMIT_CALLBACK_CONNS; i++) {
+        fd[i] = back_dial(&w);
+        back_turn(&w);
+    }
+    CHECK_INT(callback_busy(w.c), LIMIT_CALLBACK_CONNS);
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n",
+             back_good, w.host);
+    back_say(fd[LIMIT_CALLBACK_CONNS], text, strlen(text));
+    back_turn(&w);
+    CHECK_INT(w.wakes, 0);
+    close(fd[3]);
+    back_turn(&w);
+    back_hear(fd[LIMIT_CALLBACK_CONNS], page, sizeof page, NULL);
+    CHECK_INT(back_status(page), 200);
+    CHECK_INT(w.wakes, 1);
+    for (int i = 0; i <= LIMIT_CALLBACK_CONNS; i++)
+        if (i != 3) close(fd[i]);
+    back_close(&w);
+}
+
+// Nobody leaves, but those who say nothing are shown out when others wait.
+static void test_callback_crowd(void) {
+    int fd[3 * LIMIT_CALLBACK_CONNS], last = 3 * LIMIT_CALLBACK_CONNS - 1;
+    int64_t end = ms_now() + TIME_CALLBACK - 1000;
+    char text[300];
+    landing w;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    for (int i = 0; i <= last; i++) {
+        fd[i] = back_dial(&w);
+        back_turn(&w);
+    }
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n",
+             back_good, w.host);
+    back_say(fd[last], text, strlen(text));
+    while (!w.wakes && ms_now() < end) loop_turn(&w.rig.m, end);
+    CHECK_INT(w.wakes, 1);
+    for (int i = 0; i <= last; i++) close(fd[i]);
+    back_close(&w);
+}
+
+// The owner lets go as soon as it has the answer; the page still arrives, and
+// then nothing is left. One that never closes is closed after a second.
+static void test_callback_free(void) {
+    char page[4000], text[300];
+    bool ended;
+    landing w;
+    int fd;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n",
+             back_good, w.host);
+    fd = back_dial(&w);
+    back_say(fd, text, strlen(text));
+    while (!w.wakes) loop_turn(&w.rig.m, w.rig.m.loop.now);
+    callback_free(w.c);
+    w.c = NULL;
+    back_turn(&w);
+    back_hear(fd, page, sizeof page, &ended);
+    CHECK_INT(back_status(page), 200);
+    CHECK(strstr(page, "</html>") && !ended && w.rig.m.callbacks);
+    // The port is free meanwhile.
+    w.c = callback_open(&w.rig.m, str_of(w.redirect), S("t"), &w.owner,
+                        &w.why);
+    CHECK(w.c != NULL);
+    callback_free(w.c);
+    w.c = NULL;
+    w.rig.now += TIME_CALLBACK_DRAIN;
+    back_turn(&w);
+    back_hear(fd, page, sizeof page, &ended);
+    CHECK(ended && !w.rig.m.callbacks);
+    close(fd);
+    back_close(&w);
+    // Without anybody connected it is gone at once.
+    if (!back_open(&w, "127.0.0.1")) return;
+    callback_free(w.c);
+    w.c = NULL;
+    back_turn(&w);
+    CHECK(!w.rig.m.callbacks);
+    back_close(&w);
+    callback_free(NULL);
+}
+
+static os_result back_full(os *o, os_fd fd, os_fd *out) {
+    (void)o, (void)fd;
+    *out = -1;
+    return OS_FAILED;
+}
+
+// Out of descriptors: the loop does not spin, and tries again later.
+static void test_callback_full(void) {
+    char page[4000], text[300];
+    int fd, waits;
+    landing w;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    w.rig.m.os.accept = back_full;
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n",
+             back_good, w.host);
+    fd = back_dial(&w);
+    back_say(fd, text, strlen(text));
+    back_turn(&w);
+    waits = w.rig.waits;
+    loop_turn(&w.rig.m, w.rig.m.loop.now + TIME_CALLBACK_AGAIN);
+    CHECK(w.rig.waits - waits < 5);
+    w.rig.m.os.accept = unix_accept;
+    w.rig.now += TIME_CALLBACK_AGAIN;
+    back_turn(&w);
+    back_hear(fd, page, sizeof page, NULL);
+    CHECK_INT(back_status(page), 200);
+    close(fd);
+    back_close(&w);
+}
+
+// Somebody goes on sending behind the answer: nobody else is held up by it,
+// and it ends.
+static void test_callback_flood(void) {
+    static char bytes[400000];
+    char page[4000], text[300];
+    bool ended = false;
+    landing w;
+    int fd;
+
+    if (!back_open(&w, "127.0.0.1")) return;
+    snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n",
+             back_good, w.host);
+    fd = back_dial(&w);
+    back_say(fd, text, strlen(text));
+    for (int i = 0; i < 20 && !ended; i++) {
+        send(fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        loop_turn(&w.rig.m, w.rig.m.loop.now);
+        w.rig.now += 100;
+        if (i == 1) back_hear(fd, page, sizeof page, NULL);
+        if (i > 1) ended = !callback_busy(w.c);
+    }
+    CHECK_INT(back_status(page), 200);
+    CHECK(ended);
+    close(fd);
+    back_close(&w);
+}
+
+static mcp_code back_once(mem *m) {
+    landing *w = calloc(1, sizeof *w);
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+    char page[4000];
+    mcp *h = &w->rig.m;
+    str got;
+
+    w->fds = fds_open();
+    if (rig_init(&w->rig, m)) {
+        h->opt.client_name = "n";
+        w->port = back_port(h);
+        snprintf(w->host, sizeof w->host, "127.0.0.1:%u", (unsigned)w->port);
+        snprintf(w->redirect, sizeof w->redirect, "http://%s/callback",
+                 w->host);
+        diag_init(&w->why, m, NULL);
+        if (job_init(h, &w->owner, back_owner))
+            w->c = callback_open(h, str_of(w->redirect), S("S+/="), &w->owner,
+                                 &w->why);
+        if (w->c) {
+            back_get(w, back_good, page, sizeof page);
+            if (callback_take(w->c, &got)) rc = MCP_OK;
+            callback_free(w->c);
+        }
+        callbacks_free(h);
+        job_end(h, &w->owner);
+        diag_free(&w->why);
+    }
+    loop_free(h);
+    secrets_free(&h->secrets);
+    CHECK_INT(fds_open(), w->fds);
+    free(w);
+    return rc;
+}
+
+static void test_callback_torture(void) {
+    torture(back_once);
+}
+
+// Browsers: scripts in a directory that is all there is of PATH.
+typedef struct scene {
+    landing w;
+    tempdir dir;
+    char path[300], browser[300];
+    char *env[4];
+    opener *o;
+} scene;
+
+static char *const *scene_environ(os *o) {
+    rig *r = o->user;
+    return ((scene *)(void *)r)->env;
+}
+
+static const char *scene_env(os *o, const char *name) {
+    rig *r = o->user;
+    scene *s = (scene *)(void *)r;
+    return strcmp(name, "BROWSER") == 0 && s->browser[0] ? s->browser : NULL;
+}
+
+// `list` is $BROWSER. The clock is the real one.
+static void scene_open(scene *s, const char *list) {
+    memset(s, 0, sizeof *s);
+    s->w.fds = fds_open();
+    CHECK(rig_init(&s->w.rig, NULL));
+    CHECK(job_init(&s->w.rig.m, &s->w.owner, back_owner));
+    diag_init(&s->w.why, &s->w.rig.m.mem, NULL);
+    place_init(&s->dir);
+    snprintf(s->path, sizeof s->path, "PATH=%s", s->dir.dir);
+    snprintf(s->browser, sizeof s->browser, "%s", list);
+    s->env[0] = s->path;
+    s->w.rig.m.os.environ = scene_environ;
+    s->w.rig.m.os.env = scene_env;
+}
+
+static void scene_put(scene *s, const char *name, const char *script) {
+    char text[600];
+    snprintf(text, sizeof text, "#!/bin/sh\n%s\n", script);
+    place_put(&s->dir, name, text, 0700);
+}
+
+static mcp_code scene_run(scene *s, const char *address, int ms) {
+    int64_t end = ms_now() + ms;
+    mcp_code rc = MCP_PENDING;
+
+    s->o = browser_open(&s->w.rig.m, str_of(address), &s->w.owner, &s->w.why);
+    if (!s->o) return s->w.why.code;
+    while ((rc = browser_take(s->o)) == MCP_PENDING && ms_now() < end)
+        loop_turn(&s->w.rig.m, end);
+    return rc;
+}
+
+// What the script wrote into `out`.
+static void scene_said(scene *s, char *to, size_t cap) {
+    FILE *f = fopen(place_at(&s->dir, "out"), "r");
+    to[0] = 0;
+    if (!f) return;
+    if (!fgets(to, (int)cap, f)) to[0] = 0;
+    fclose(f);
+}
+
+static void scene_close(scene *s) {
+    char text[500];
+    browser_free(s->o);
+    back_close(&s->w);
+    snprintf(text, sizeof text, "/bin/rm -rf '%s'", s->dir.dir);
+    CHECK_INT(system(text), 0);
+}
+
+// What a script writes into, with full paths as PATH has only its directory.
+#define SCENE_OUT "echo \"${0##*/} $# $1\" >\"${0%/*}/out\""
+
+static void test_browser_start(void) {
+    static const char page[] = "https://a/auth?x=1&y=$(id);`id`'\"<>|*";
+    char said[300], want[300];
+    scene s;
+
+    scene_open(&s, "");
+    scene_put(&s, "xdg-open", SCENE_OUT);
+    CHECK_INT(scene_run(&s, page, 4000), MCP_OK);
+    scene_said(&s, said, sizeof said);
+    snprintf(want, sizeof want, "xdg-open 1 %s\n", page);
+    CHECK_STR(str_of(said), str_of(want));
+    CHECK_INT(s.w.wakes, 1);
+    scene_close(&s);
+}
+
+// $BROWSER goes first; what is more than a program's name is not for us, and
+// one that fails or is not there is followed by the next.
+static void test_browser_list(void) {
+    static const struct {
+        const char *list, *want;
+    } lists[] = {
+        {"mine", "mine 1 https://a/\n"},
+        {"absent:mine", "mine 1 https://a/\n"},
+        {":bad:mine:other", "mine 1 https://a/\n"},
+        {"mine %s:mine -x:other", "other 1 https://a/\n"},
+        {"bad:absent", "xdg-open 1 https://a/\n"},
+    };
+    for (size_t i = 0; i < COUNT(lists); i++) {
+        char said[300];
+        scene s;
+        scene_open(&s, lists[i].list);
+        scene_put(&s, "xdg-open", SCENE_OUT);
+        scene_put(&s, "mine", SCENE_OUT);
+        scene_put(&s, "other", SCENE_OUT);
+        scene_put(&s, "bad", "exit 3");
+        CHECK_INT(scene_run(&s, "https://a/", 4000), MCP_OK);
+        scene_said(&s, said, sizeof said);
+        CHECK_STR(str_of(said), str_of(lists[i].want));
+        scene_close(&s);
+    }
+}
+
+static void test_browser_none(void) {
+    scene s;
+
+    scene_open(&s, "");
+    CHECK_INT(scene_run(&s, "https://a/", 4000), MCP_OPERATION_FAILED);
+    scene_close(&s);
+    scene_open(&s, "bad");
+    scene_put(&s, "bad", "exit 1");
+    scene_put(&s, "xdg-open", "exit 4");
+    CHECK_INT(scene_run(&s, "https://a/", 4000), MCP_OPERATION_FAILED);
+    CHECK_INT(s.w.wakes, 1);
+    scene_close(&s);
+}
+
+// Only a web page may be opened.
+static void test_browser_address(void) {
+    static const char *const bad[] = {
+        "", "a", "javascript:alert(1)", "file:///etc/passwd", "data:,x",
+        "http://a.example/", "-https://a/", "https://a/ b", "https://a/\n",
+        "https://u:p@a/", "vbscript:x", "https:a", "HTTP://10.0.0.1/"};
+    char longer[LIMIT_URL + 10];
+    scene s;
+
+    scene_open(&s, "");
+    scene_put(&s, "xdg-open", SCENE_OUT);
+    for (size_t i = 0; i < COUNT(bad); i++)
+        CHECK_INT(scene_run(&s, bad[i], 100), MCP_OAUTH_FAILED);
+    memset(longer, 'a', sizeof longer);
+    memcpy(longer, "https://a/", 10);
+    longer[LIMIT_URL + 1] = 0;
+    CHECK_INT(scene_run(&s, longer, 100), MCP_OAUTH_FAILED);
+    CHECK_INT(place_count(&s.dir), 1);
+    scene_close(&s);
+    scene_open(&s, "");
+    scene_put(&s, "xdg-open", SCENE_OUT);
+    CHECK_INT(scene_run(&s, "http://127.0.0.1:1/x", 4000), MCP_OK);
+    scene_close(&s);
+}
+
+// One that stays holds nobody up, is not stopped, and may write what it likes.
+static void test_browser_stays(void) {
+    scene s;
+    int pid;
+
+    scene_open(&s, "");
+    scene_put(&s, "xdg-open", "echo hello; echo bad >&2; exec /bin/sleep 30");
+    CHECK_INT(scene_run(&s, "https://a/", 200), MCP_PENDING);
+    s.o->until = 0;  // five seconds later
+    job_wake(&s.w.rig.m, &s.o->job);
+    loop_turn(&s.w.rig.m, 0);
+    CHECK_INT(browser_take(s.o), MCP_OK);
+    pid = s.o->pid;
+    browser_free(s.o);
+    s.o = NULL;
+    CHECK(s.w.rig.m.browsers != NULL);
+    loop_turn(&s.w.rig.m, 0);
+    CHECK(kill(pid, 0) == 0);
+    browsers_free(&s.w.rig.m);  // mcp_close()
+    CHECK(kill(pid, 0) == 0);
+    kill(pid, SIGKILL);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+    scene_close(&s);
+}
+
+// It is let go of before it has ended; its end is still taken note of.
+static void test_browser_reaped(void) {
+    int64_t end = ms_now() + 4000;
+    scene s;
+
+    scene_open(&s, "");
+    scene_put(&s, "xdg-open", "/bin/sleep 0.2; exit 1");
+    CHECK_INT(scene_run(&s, "https://a/", 0), MCP_PENDING);
+    browser_free(s.o);
+    s.o = NULL;
+    while (s.w.rig.m.browsers && ms_now() < end)
+        loop_turn(&s.w.rig.m, end);
+    CHECK(!s.w.rig.m.browsers);
+    CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
+    scene_close(&s);
+}
+
+static mcp_code browser_once(mem *m) {
+    scene *s = calloc(1, sizeof *s);
+    int64_t end = ms_now() + 4000;
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+    char text[500];
+    mcp *h = &s->w.rig.m;
+
+    s->w.fds = fds_open();
+    place_init(&s->dir);
+    scene_put(s, "xdg-open", "exit 0");
+    snprintf(s->path, sizeof s->path, "PATH=%s", s->dir.dir);
+    s->env[0] = s->path;
+    if (rig_init(&s->w.rig, m)) {
+        h->os.environ = scene_environ;
+        h->os.env = scene_env;
+        diag_init(&s->w.why, m, NULL);
+        if (job_init(h, &s->w.owner, back_owner))
+            s->o = browser_open(h, S("https://a/"), &s->w.owner, &s->w.why);
+        while (s->o && (rc = browser_take(s->o)) == MCP_PENDING &&
+               ms_now() < end)
+            loop_turn(h, end);
+        browser_free(s->o);
+        browsers_free(h);
+        job_end(h, &s->w.owner);
+        diag_free(&s->w.why);
+    }
+    loop_free(h);
+    secrets_free(&h->secrets);
+    snprintf(text, sizeof text, "/bin/rm -rf '%s'", s->dir.dir);
+    CHECK_INT(system(text), 0);
+    CHECK_INT(fds_open(), s->w.fds);
+    free(s);
+    return rc;
+}
+
+static void test_browser_torture(void) {
+    torture(browser_once);
+}
+
+#else
+
+// There is nothing that the handle would have to take down.
+static void test_oauth_left_out(void) {
+    mcp m;
+    memset(&m, 0, sizeof m);
+    callbacks_free(&m);
+    browsers_free(&m);
+    CHECK(!m.callbacks && !m.browsers);
+}
+
+#endif  // USE_OAUTH
+
+static const test tests_oauth[] = {
+#if USE_OAUTH
+    {"oauth.challenge", test_oauth_challenge},
+    {"oauth.challenge_offers", test_oauth_challenge_offers},
+    {"oauth.challenge_broken", test_oauth_challenge_broken},
+    {"oauth.challenge_large", test_oauth_challenge_large},
+    {"oauth.challenge_torture", test_oauth_challenge_torture},
+    {"oauth.scopes", test_oauth_scopes},
+    {"oauth.scope_list", test_oauth_scope_list},
+    {"oauth.places", test_oauth_places},
+    {"oauth.endpoint", test_oauth_endpoint},
+    {"oauth.prm", test_oauth_prm},
+    {"oauth.prm_parts", test_oauth_prm_parts},
+    {"oauth.as", test_oauth_as},
+    {"oauth.as_parts", test_oauth_as_parts},
+    {"oauth.as_fallback", test_oauth_as_fallback},
+    {"oauth.metadata_torture", test_oauth_metadata_torture},
+    {"oauth.form", test_oauth_form},
+    {"oauth.pkce", test_oauth_pkce},
+    {"oauth.no_random", test_oauth_no_random},
+    {"oauth.base64url", test_oauth_base64url},
+    {"oauth.authorize_url", test_oauth_authorize_url},
+    {"oauth.callback", test_oauth_callback},
+    {"oauth.callback_query", test_oauth_callback_query},
+    {"oauth.callback_limits", test_oauth_callback_limits},
+    {"oauth.callback_torture", test_oauth_callback_torture},
+    {"oauth.iss", test_oauth_iss},
+    {"oauth.client_auth", test_oauth_client_auth},
+    {"oauth.token", test_oauth_token},
+    {"oauth.token_words", test_oauth_token_words},
+    {"oauth.token_limits", test_oauth_token_limits},
+    {"oauth.token_torture", test_oauth_token_torture},
+    {"oauth.registration_text", test_oauth_registration_text},
+    {"oauth.registration", test_oauth_registration},
+    {"keys.pem", test_keys_pem},
+    {"keys.pem_broken", test_keys_pem_broken},
+    {"keys.range", test_keys_range},
+    {"keys.vectors", test_keys_vectors},
+    {"keys.dpop", test_keys_dpop},
+    {"keys.assertion", test_keys_assertion},
+    {"keys.node", test_keys_node},
+    {"keys.torture", test_keys_torture},
+    {"callback.code", test_callback_code},
+    {"callback.error", test_callback_error},
+    {"callback.others", test_callback_others},
+    {"callback.splits", test_callback_splits},
+    {"callback.localhost", test_callback_localhost},
+    {"callback.ip6", test_callback_ip6},
+    {"callback.unavailable", test_callback_unavailable},
+    {"callback.slow", test_callback_slow},
+    {"callback.large", test_callback_large},
+    {"callback.ninth", test_callback_ninth},
+    {"callback.crowd", test_callback_crowd},
+    {"callback.free", test_callback_free},
+    {"callback.full", test_callback_full},
+    {"callback.flood", test_callback_flood},
+    {"callback.torture", test_callback_torture},
+    {"browser.start", test_browser_start},
+    {"browser.list", test_browser_list},
+    {"browser.none", test_browser_none},
+    {"browser.address", test_browser_address},
+    {"browser.stays", test_browser_stays},
+    {"browser.reaped", test_browser_reaped},
+    {"browser.torture", test_browser_torture},
+    {"fr.76", test_oauth_as},
+    {"fr.77", test_oauth_prm},
+    {"fr.79", test_oauth_registration_text},
+    {"fr.81", test_oauth_scopes},
+    {"fr.82", test_callback_others},
+#else
+    {"oauth.left_out", test_oauth_left_out},
+#endif
+};
+
+
+//=============================================================================
+// MARK: - 16f Sign-in
+//
+// A town with a server and two authorization servers in it, behind one port,
+// and a client with a handle of its own; both are turned in one thread. The
+// town counts what it is asked and notes each breach of a rule; `visit` sends
+// one request as a transport does, with all that the answers call for.
+//=============================================================================
+
+#if USE_OAUTH
+
+enum { TOWN_CONNS = 24, TOWN_NOTES = 4000 };
+
+typedef struct town_conn {
+    struct town *w;
+    job job;
+    watch watch;
+    buf in, out;
+    bool last;          // close once `out` is out
+} town_conn;
+
+// A host's store that a test can lock and look into.
+typedef struct town_safe {
+    char account[65], text[20000];
+    size_t len;
+    bool locked, read_only;
+    int reads, writes, removes;
+} town_safe;
+
+// How many of each; all of them are listed in town_said().
+typedef struct town_count {
+    int mcp, prm, meta, reg, code, refresh, client, jwt, exchange, revoke, ask;
+} town_count;
+
+typedef struct town {
+    mcp s;              // the town's
+    job accept;
+    watch listen;
+    os_addr at;
+    town_conn conn[TOWN_CONNS];
+    char base[64];      // http://127.0.0.1:port
+    char notes[TOWN_NOTES];  // breaches
+    // What it does.
+    char at_home;       // 'a' or 'b': who is responsible
+    bool no_prm, no_meta, told, no_register, no_pkce, document, offline, dpop;
+    bool bare_ok, refuse_all, nonces, has_iss, secret_client, no_refresh;
+    const char *iss;    // in the callback; "" none, NULL the right one
+    const char *resource;  // of the PRM; NULL: the right one
+    const char *issuer;    // of the metadata; NULL: the right one
+    const char *challenge_scope, *prm_scopes, *need_scope;
+    const char *token_error;  // answers of the token endpoint
+    const char *auth_methods;
+    int token_status, prm_status, revoke_status;
+    bool hang;          // the token endpoint does not answer
+    bool no_revoke, forget_clients, silent_scope;
+    int expires;
+    int least;          // access tokens below it are void
+    int serial;         // of tokens
+    int refresh_serial;  // of the refresh token that is good
+    char scope[200];    // of the last authorization
+    char challenge[100], state[60], redirect[200], client[100];
+    char proof[2000], nonce[2][20];  // of the server, of the issuers
+    char form[4000];    // the last one
+    char auth[300];     // its Authorization header
+    char reg[2000];
+    char bearer[400];   // of the last MCP request
+    town_count n;
+    // The client's side.
+    heap heap;
+    mcp_os os;
+    mcp_store store;
+    town_safe safe;
+    tempdir dir;
+    int64_t skew, unix_skew;
+    bool files;         // not `store` but files
+    bool child;         // of a fork: the town is the parent's
+    mcp *m;
+    const server_config *c;
+    resolved *r;
+    auth *a;
+    job owner;
+    int wakes;
+    diag d;
+    char url[3000];     // of the last question
+    char params[5000];
+    int answer;         // how a person answers
+    char secret[60][120];
+    int secrets;
+} town;
+
+enum { ANSWER_YES, ANSWER_NO, ANSWER_NEVER, ANSWER_DENY, ANSWER_WRONG,
+       ANSWER_HAND };
+
+static void town_note(town *w, const char *text) {
+    size_t n = strlen(w->notes);
+    snprintf(w->notes + n, sizeof w->notes - n, "%s; ", text);
+}
+
+// The value of one pair of a form or query, decoded.
+static bool town_pair(str form, const char *name, char *out, size_t cap) {
+    str pair, key, value;
+    size_t n = 0;
+
+    out[0] = 0;
+    while (form.len) {
+        str_cut(form, '&', &pair, &form);
+        str_cut(pair, '=', &key, &value);
+        if (!str_is(key, name)) continue;
+        for (size_t i = 0; i < value.len && n + 1 < cap; i++) {
+            char c = value.ptr[i];
+            if (c == '+') c = ' ';
+            if (c == '%' && i + 2 < value.len) {
+                c = (char)(hex_digit(value.ptr[i + 1]) * 16 +
+                           hex_digit(value.ptr[i + 2]));
+                i += 2;
+            }
+            out[n++] = c;
+        }
+        out[n] = 0;
+        return true;
+    }
+    return false;
+}
+
+static bool town_form_is(town *w, const char *name, const char *want) {
+    char got[3000];
+    return town_pair(str_of(w->form), name, got, sizeof got) &&
+           strcmp(got, want) == 0;
+}
+
+static void town_header(str head, const char *name, char *out, size_t cap) {
+    str line;
+
+    out[0] = 0;
+    while (head.len) {
+        size_t n = strlen(name);
+        str_cut(head, '\n', &line, &head);
+        if (line.len > n && str_eq_nocase(str_head(line, n), str_of(name)) &&
+            line.ptr[n] == ':')
+            snprintf(out, cap, "%.*s",
+                     MCP_ARG(str_trim(str_skip(line, n + 1))));
+    }
+}
+
+// The claims of a JWT as text.
+static void town_claims(const char *jwt, char *out, size_t cap) {
+    static const char digits[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    const char *p = strchr(jwt, '.');
+    uint32_t bits = 0, n = 0;
+    size_t at = 0;
+
+    for (p = p ? p + 1 : ""; *p && *p != '.' && at + 1 < cap; p++) {
+        bits = (bits << 6 | (uint32_t)(strchr(digits, *p) - digits)) & 0xFFFF;
+        if ((n += 6) < 8) continue;
+        n -= 8;
+        out[at++] = (char)(bits >> n & 0xFF);
+    }
+    out[at] = 0;
+}
+
+PRINTF(4, 5)
+static void town_say(town_conn *c, int status, const char *more,
+                     const char *fmt, ...) {
+    char body[4000];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(body, sizeof body, fmt, ap);
+    va_end(ap);
+    buf_fmt(&c->out,
+            "HTTP/1.1 %d X\r\nContent-Type: application/json\r\n%s"
+            "Content-Length: %zu\r\n\r\n%s",
+            status, more, strlen(body), body);
+}
+
+// Does a token that somebody shows hold? "at-a-7".
+static bool town_token_ok(const town *w, const char *token) {
+    int n = 0;
+    for (const char *p = token + 5; strlen(token) > 5 && is_digit(*p); p++)
+        n = n * 10 + (*p - '0');
+    return strncmp(token, "at-", 3) == 0 && token[3] == w->at_home &&
+           n >= w->least && !w->refuse_all;
+}
+
+static bool town_scope_ok(const town *w) {
+    return !w->need_scope ||
+           scope_has(str_of(w->scope), str_of(w->need_scope));
+}
+
+static void town_challenge(town *w, char *out, size_t cap, const char *error) {
+    char meta[200] = "", scope[200] = "";
+
+    if (w->told)
+        snprintf(meta, sizeof meta, ", resource_metadata=\"%s/told\"", w->base);
+    if (w->challenge_scope)
+        snprintf(scope, sizeof scope, ", scope=\"%s\"", w->challenge_scope);
+    snprintf(out, cap, "WWW-Authenticate: %s error=\"%s\"%s%s\r\n",
+             w->dpop ? "DPoP" : "Bearer", error, meta, scope);
+}
+
+// One proof is good once, is for this place, and holds the nonce. False: the
+// answer was given.
+static bool town_proof(town *w, town_conn *c, str head, const char *path,
+                       bool access) {
+    char proof[2000], claims[2000], want[200];
+    char *nonce = w->nonce[access ? 0 : 1];
+
+    town_header(head, "DPoP", proof, sizeof proof);
+    if (!w->dpop) {
+        if (proof[0]) town_note(w, "a proof that nobody wants");
+        return true;
+    }
+    if (!proof[0] || strcmp(proof, w->proof) == 0)
+        town_note(w, "no new proof");
+    snprintf(w->proof, sizeof w->proof, "%s", proof);
+    town_claims(proof, claims, sizeof claims);
+    snprintf(want, sizeof want, "\"htu\":\"%s%s\"", w->base, path);
+    if (!strstr(claims, want)) town_note(w, "htu");
+    if (!strstr(claims, "\"htm\":\"POST\"")) town_note(w, "htm");
+    if (!strstr(claims, "\"ath\"") == access) town_note(w, "ath");
+    snprintf(want, sizeof want, "\"nonce\":\"%s\"", nonce);
+    if (!w->nonces || (nonce[0] && strstr(claims, want))) return true;
+    snprintf(nonce, sizeof w->nonce[0], "nonce-%d", ++w->serial);
+    snprintf(want, sizeof want,
+             "DPoP-Nonce: %s\r\n%s", nonce,
+             access ? "WWW-Authenticate: DPoP error=\"use_dpop_nonce\"\r\n"
+                    : "");
+    town_say(c, access ? 401 : 400, want, "{\"error\":\"use_dpop_nonce\"}");
+    return false;
+}
+
+static void town_mcp(town *w, town_conn *c, str head) {
+    char value[400], more[700] = "";
+    const char *token = value + (w->dpop ? 5 : 7);
+
+    w->n.mcp++;
+    town_header(head, "Authorization", value, sizeof value);
+    snprintf(w->bearer, sizeof w->bearer, "%s", value);
+    // What is used must have been stored before; grants without a person are
+    // never stored.
+    if (value[0] && w->safe.len && !strstr(w->safe.text, token))
+        town_note(w, "used before it was stored");
+    if (!value[0] && w->bare_ok) {
+        town_say(c, 200, "", "{}");
+        return;
+    }
+    if (value[0] && !town_proof(w, c, head, "/mcp", true)) return;
+    if (strlen(value) < 8 || !town_token_ok(w, token)) {
+        town_challenge(w, more, sizeof more, "invalid_token");
+        town_say(c, 401, more, "{}");
+    } else if (!town_scope_ok(w)) {
+        const char *keep = w->challenge_scope;
+        w->challenge_scope = w->need_scope;
+        town_challenge(w, more, sizeof more, "insufficient_scope");
+        w->challenge_scope = keep;
+        town_say(c, 403, more, "{}");
+    } else {
+        town_say(c, 200, "", "{}");
+    }
+}
+
+static void town_prm(town *w, town_conn *c, const char *path) {
+    char right[100];
+
+    w->n.prm++;
+    snprintf(right, sizeof right, "%s/mcp", w->base);
+    if (w->prm_status) {
+        town_say(c, w->prm_status, "", "<html>");
+    } else if (w->no_prm ||
+               (!strcmp(path, "/told") ? !w->told : !strstr(path, "/mcp"))) {
+        town_say(c, 404, "", "no");
+    } else {
+        town_say(c, 200, "",
+                 "{\"resource\":\"%s\",\"authorization_servers\":"
+                 "[\"%s/%c\"],\"scopes_supported\":[%s]}",
+                 w->resource ? w->resource : right, w->base, w->at_home,
+                 w->prm_scopes ? w->prm_scopes : "");
+    }
+}
+
+static void town_meta(town *w, town_conn *c, const char *path) {
+    char issuer[100], more[400] = "", at[100], place[100];
+    char who = path[strlen(path) - 1];
+    bool root = !strcmp(path, "/.well-known/oauth-authorization-server");
+
+    w->n.meta++;
+    snprintf(place, sizeof place, "/.well-known/oauth-authorization-server/%c",
+             who);
+    if (w->no_meta || (!root && strcmp(path, place) != 0) ||
+        (root && !w->no_prm)) {
+        town_say(c, 404, "", "no");
+        return;
+    }
+    snprintf(at, sizeof at, root ? "%s" : "%s/%c", w->base, who);
+    snprintf(issuer, sizeof issuer, "%s", w->issuer ? w->issuer : at);
+    if (!w->no_register)
+        snprintf(more, sizeof more,
+                 ",\"registration_endpoint\":\"%s/register\"", at);
+    if (!w->no_pkce)
+        strncat(more, ",\"code_challenge_methods_supported\":[\"S256\"]",
+                sizeof more - strlen(more) - 1);
+    if (w->document)
+        strncat(more, ",\"client_id_metadata_document_supported\":true",
+                sizeof more - strlen(more) - 1);
+    if (w->has_iss)
+        strncat(more,
+                ",\"authorization_response_iss_parameter_supported\":true",
+                sizeof more - strlen(more) - 1);
+    if (w->offline)
+        strncat(more, ",\"scopes_supported\":[\"offline_access\"]",
+                sizeof more - strlen(more) - 1);
+    town_say(c, 200, "",
+             "{\"issuer\":\"%s\",\"authorization_endpoint\":\"%s/authorize\","
+             "\"token_endpoint\":\"%s/token\","
+             "\"token_endpoint_auth_methods_supported\":[%s]"
+             "%s%s%s%s}",
+             issuer, at, at, w->auth_methods ? w->auth_methods : "\"none\"",
+             w->no_revoke ? "" : ",\"revocation_endpoint\":\"",
+             w->no_revoke ? "" : at, w->no_revoke ? "" : "/revoke\"", more);
+}
+
+static void town_register(town *w, town_conn *c, char who, str body) {
+    w->n.reg++;
+    snprintf(w->reg, sizeof w->reg, "%.*s", MCP_ARG(body));
+    if (!strstr(w->reg, "\"application_type\":\"native\""))
+        town_note(w, "application_type");
+    snprintf(w->client, sizeof w->client, "client-%c-%d", who, w->n.reg);
+    if (w->secret_client)
+        town_say(c, 201, "",
+                 "{\"client_id\":\"%s\",\"client_secret\":\"hush-%d\","
+                 "\"token_endpoint_auth_method\":\"client_secret_post\"}",
+                 w->client, w->n.reg);
+    else
+        town_say(c, 201, "", "{\"client_id\":\"%s\"}", w->client);
+}
+
+// A token, its refresh token, and what they are good for.
+static void town_grant(town *w, town_conn *c, char who, bool refresh) {
+    char more[100] = "", scope[300] = "";
+
+    w->serial++;
+    if (refresh && !w->no_refresh) {
+        w->refresh_serial = w->serial;
+        snprintf(more, sizeof more, ",\"refresh_token\":\"rt-%c-%d\"", who,
+                 w->serial);
+        snprintf(w->secret[w->secrets++ % 60], 120, "rt-%c-%d", who,
+                 w->serial);
+    }
+    snprintf(w->secret[w->secrets++ % 60], 120, "at-%c-%d", who, w->serial);
+    if (!w->silent_scope)
+        snprintf(scope, sizeof scope, ",\"scope\":\"%s\"", w->scope);
+    town_say(c, 200, "",
+             "{\"access_token\":\"at-%c-%d\",\"token_type\":\"%s\","
+             "\"expires_in\":%d%s%s}",
+             who, w->serial, w->dpop ? "DPoP" : "bearer",
+             w->expires ? w->expires : 3600, more, scope);
+}
+
+// The code of this authorization, with the verifier to its challenge.
+static void town_code(town *w, town_conn *c, char who) {
+    char verifier[100], hash[44], want[100];
+
+    w->n.code++;
+    town_pair(str_of(w->form), "code_verifier", verifier, sizeof verifier);
+    pkce_challenge(str_of(verifier), hash);
+    if (strcmp(hash, w->challenge) != 0) town_note(w, "verifier");
+    snprintf(want, sizeof want, "code-%d", w->n.ask);
+    if (!town_form_is(w, "code", want)) town_note(w, "code");
+    if (!town_form_is(w, "redirect_uri", w->redirect)) town_note(w, "redirect");
+    if (w->forget_clients && w->n.reg < 2)
+        town_say(c, 401, "", "{\"error\":\"invalid_client\"}");
+    else
+        town_grant(w, c, who, true);
+}
+
+static void town_refresh(town *w, town_conn *c, char who) {
+    char want[100];
+
+    w->n.refresh++;
+    snprintf(want, sizeof want, "rt-%c-%d", who, w->refresh_serial);
+    if (town_form_is(w, "refresh_token", want)) {
+        w->least = w->serial + 1;  // the old access token is void as well
+        town_grant(w, c, who, true);
+    } else {
+        town_say(c, 400, "", "{\"error\":\"invalid_grant\","
+                             "\"error_description\":\"no longer\"}");
+    }
+}
+
+static void town_token(town *w, town_conn *c, char who, str head, str body) {
+    char grant_type[100], resource[100], path[20];
+    const char *tail = "";
+
+    snprintf(w->form, sizeof w->form, "%.*s", MCP_ARG(body));
+    town_header(head, "Authorization", w->auth, sizeof w->auth);
+    snprintf(path, sizeof path, who == '/' ? "/token" : "/%c/token", who);
+    town_pair(body, "grant_type", grant_type, sizeof grant_type);
+    tail = strrchr(grant_type, ':') ? strrchr(grant_type, ':') + 1 : grant_type;
+    snprintf(resource, sizeof resource, "%s/mcp", w->base);
+    if (!town_form_is(w, "resource", resource)) town_note(w, "resource");
+    if (w->hang) {
+        if (!strcmp(tail, "refresh_token")) w->n.refresh++;
+        return;
+    }
+    if (strcmp(tail, "token-exchange") != 0 &&
+        !town_proof(w, c, head, path, false))
+        return;
+    if (w->token_status) {
+        if (!strcmp(tail, "refresh_token")) w->n.refresh++;
+        else w->n.code++;
+        town_say(c, w->token_status, "", "%s",
+                 w->token_error ? w->token_error : "");
+    } else if (!strcmp(tail, "authorization_code")) {
+        town_code(w, c, who);
+    } else if (!strcmp(tail, "refresh_token")) {
+        town_refresh(w, c, who);
+    } else if (!strcmp(tail, "client_credentials")) {
+        w->n.client++;
+        town_grant(w, c, who, false);
+    } else if (!strcmp(tail, "jwt-bearer")) {
+        w->n.jwt++;
+        town_grant(w, c, who, false);
+    } else if (!strcmp(tail, "token-exchange")) {
+        w->n.exchange++;
+        town_say(c, 200, "",
+                 "{\"access_token\":\"jag-1234\",\"token_type\":\"N_A\","
+                 "\"issued_token_type\":\"urn:ietf:params:oauth:token-type:"
+                 "id-jag\"}");
+    } else {
+        town_note(w, "grant_type");
+    }
+}
+
+static void town_route(town *w, town_conn *c, str head, str body) {
+    char path[300];
+    str method, rest, target;
+    char who;
+
+    str_cut(head, ' ', &method, &rest);
+    str_cut(rest, ' ', &target, &rest);
+    snprintf(path, sizeof path, "%.*s", MCP_ARG(target));
+    who = path[1] && path[2] == '/' ? path[1] : '/';
+    if (!strcmp(path, "/mcp")) {
+        town_mcp(w, c, head);
+    } else if (!strcmp(path, "/told") ||
+               strstr(path, "/.well-known/oauth-protected-resource")) {
+        town_prm(w, c, path);
+    } else if (strstr(path, "/.well-known/")) {
+        town_meta(w, c, path);
+    } else if (str_ends(target, S("/register"))) {
+        town_register(w, c, who, body);
+    } else if (str_ends(target, S("/token"))) {
+        town_token(w, c, who, head, body);
+    } else if (str_ends(target, S("/revoke"))) {
+        w->n.revoke++;
+        snprintf(w->form, sizeof w->form, "%.*s", MCP_ARG(body));
+        if (w->revoke_status >= 0)
+            town_say(c, w->revoke_status ? w->revoke_status : 200, "", "{}");
+    } else {
+        town_note(w, path);
+        town_say(c, 404, "", "no");
+    }
+}
+
+// One whole request of a connection; false: there is none.
+static bool town_request(town_conn *c) {
+    str in = buf_str(&c->in);
+    size_t head = str_find(in, S("\r\n\r\n"));
+    char length[30];
+    uint64_t n = 0;
+
+    if (head == SIZE_MAX) return false;
+    town_header(str_head(in, head), "Content-Length", length, sizeof length);
+    if (length[0]) CHECK(str_to_u64(str_of(length), 1 << 20, &n));
+    if (in.len < head + 4 + n) return false;
+    town_route(c->w, c, str_head(in, head),
+               str_make(in.ptr + head + 4, (size_t)n));
+    buf_drop(&c->in, head + 4 + (size_t)n);
+    return true;
+}
+
+static void town_shut(town_conn *c) {
+    mcp *m = &c->w->s;
+
+    if (!c->w || c->watch.fd < 0) return;
+    watch_close(m, &c->watch);
+    job_end(m, &c->job);
+    buf_free(&c->in);
+    buf_free(&c->out);
+}
+
+static void town_conn_step(mcp *m, job *j) {
+    town_conn *c = (town_conn *)((char *)j - offsetof(town_conn, job));
+    char block[4096];
+    ptrdiff_t n;
+
+    while ((n = m->os.read(&m->os, c->watch.fd, block, sizeof block)) > 0)
+        buf_add(&c->in, str_make(block, (size_t)n));
+    while (town_request(c)) continue;
+    while (c->out.len) {
+        ptrdiff_t put = m->os.send(&m->os, c->watch.fd, c->out.ptr, c->out.len);
+        if (put <= 0) break;
+        buf_drop(&c->out, (size_t)put);
+    }
+    if (n == IO_END || n == IO_FAIL) {
+        town_shut(c);
+        return;
+    }
+    watch_want(m, &c->watch,
+               (short)(MCP_READABLE | (c->out.len ? MCP_WRITABLE : 0)));
+}
+
+static void town_accept(mcp *m, job *j) {
+    town *w = (town *)((char *)j - offsetof(town, accept));
+    os_fd fd;
+
+    for (int i = 0; i < TOWN_CONNS; i++) {
+        town_conn *c = &w->conn[i];
+        if (c->w && c->watch.fd >= 0) continue;
+        if (m->os.accept(&m->os, w->listen.fd, &fd) != OS_OK) return;
+        memset(c, 0, sizeof *c);
+        c->w = w;
+        buf_init(&c->in, &m->mem, SIZE_MAX / 2);
+        buf_init(&c->out, &m->mem, SIZE_MAX / 2);
+        CHECK(job_init(m, &c->job, town_conn_step));
+        CHECK(watch_add(m, &c->watch, fd, MCP_READABLE, &c->job));
+        job_wake(m, &c->job);
+    }
+}
+
+static int64_t town_now(void *user) {
+    town *w = user;
+    return w->s.os.now_ms(&w->s.os) + w->skew;
+}
+
+static int64_t town_unix(void *user) {
+    town *w = user;
+    return w->s.os.unix_s(&w->s.os) + w->unix_skew;
+}
+
+static ptrdiff_t safe_read(void *user, const char *account, char *to,
+                           size_t cap) {
+    town_safe *s = user;
+    s->reads++;
+    if (s->locked) return -1;
+    if (!s->len || strcmp(account, s->account) != 0) return 0;
+    memcpy(to, s->text, s->len < cap ? s->len : cap);
+    return (ptrdiff_t)s->len;
+}
+
+static int safe_write(void *user, const char *account, const char *secret,
+                      size_t n) {
+    town_safe *s = user;
+    s->writes++;
+    if (s->locked || s->read_only || n >= sizeof s->text) return -1;
+    snprintf(s->account, sizeof s->account, "%s", account);
+    memcpy(s->text, secret, n);
+    s->text[n] = 0;
+    s->len = n;
+    return 0;
+}
+
+static int safe_remove(void *user, const char *account) {
+    town_safe *s = user;
+    (void)account;
+    s->removes++;
+    if (s->locked || s->read_only) return -1;
+    s->len = 0;
+    s->text[0] = 0;
+    return 0;
+}
+
+// What a browser would bring back for this URL, told as `answer` has it.
+static void town_callback(town *w, char *out, size_t cap) {
+    char issuer[100], iss[300] = "";
+    str at, query;
+
+    str_cut(str_of(w->url), '?', &at, &query);
+    snprintf(issuer, sizeof issuer, "%.*s",
+             MCP_ARG(str_head(at, at.len - strlen("/authorize"))));
+    if (!w->iss && w->has_iss) snprintf(iss, sizeof iss, "&iss=%s", issuer);
+    if (w->iss && *w->iss) snprintf(iss, sizeof iss, "&iss=%s", w->iss);
+    if (w->answer == ANSWER_DENY)
+        snprintf(out, cap,
+                 "%s?error=access_denied&error_description=tell-tale&state=%s"
+                 "%s", w->redirect, w->state, iss);
+    else
+        snprintf(out, cap, "%s?code=code-%d&state=%s%s", w->redirect, w->n.ask,
+                 w->answer == ANSWER_WRONG ? "other" : w->state, iss);
+}
+
+// The authorization endpoint, which a person's browser would see.
+static void town_authorize(town *w) {
+    char value[300], resource[100];
+    str at, query;
+
+    str_cut(str_of(w->url), '?', &at, &query);
+    w->n.ask++;
+    if (!str_ends(at, S("/authorize"))) town_note(w, "endpoint");
+    town_pair(query, "response_type", value, sizeof value);
+    if (strcmp(value, "code") != 0) town_note(w, "response_type");
+    town_pair(query, "code_challenge_method", value, sizeof value);
+    if (strcmp(value, "S256") != 0) town_note(w, "method");
+    town_pair(query, "code_challenge", w->challenge, sizeof w->challenge);
+    town_pair(query, "state", w->state, sizeof w->state);
+    town_pair(query, "redirect_uri", w->redirect, sizeof w->redirect);
+    town_pair(query, "client_id", w->client, sizeof w->client);
+    town_pair(query, "scope", w->scope, sizeof w->scope);
+    town_pair(query, "resource", value, sizeof value);
+    snprintf(resource, sizeof resource, "%s/mcp", w->base);
+    if (strcmp(value, resource) != 0) town_note(w, "resource");
+    snprintf(w->secret[w->secrets++ % 60], 120, "%s", w->state);
+    snprintf(w->secret[w->secrets++ % 60], 120, "code-%d", w->n.ask);
+}
+
+static void town_event(void *user, const mcp_event *e) {
+    town *w = user;
+    char back[1000], answer[1200];
+    mcp_code rc;
+
+    // Nothing of what is masked stands in a line for people.
+    if (str_find(e->text, S("at-a-")) != SIZE_MAX) town_note(w, "told");
+    if (e->type != MCP_EV_ASK) return;
+    snprintf(w->url, sizeof w->url, "%s",
+             mcp_string(mcp_get(e->request, "url"), ""));
+    snprintf(w->params, sizeof w->params, "%.*s", MCP_ARG(mcp_raw(e->request)));
+    town_authorize(w);
+    if (w->answer == ANSWER_NEVER || w->answer == ANSWER_HAND) return;
+    town_callback(w, back, sizeof back);
+    snprintf(answer, sizeof answer, "{\"callback\":\" %s\\n\"}", back);
+    rc = mcp_answer(w->m, e->id, w->answer == ANSWER_NO ? NULL : answer);
+    if (rc == MCP_OUT_OF_MEMORY)
+        rc = mcp_answer(w->m, e->id, w->answer == ANSWER_NO ? NULL : answer);
+    CHECK_INT(rc, w->answer == ANSWER_WRONG ? MCP_MISUSE : MCP_OK);
+}
+
+static void town_owner(mcp *m, job *j) {
+    (void)m;
+    ((town *)(void *)((char *)j - offsetof(town, owner)))->wakes++;
+}
+
+// The server's entry is {"url":...} and what `more` adds.
+static bool town_config(town *w, const char *more) {
+    char def[3000];
+
+    snprintf(def, sizeof def, "{\"url\":\"%s/mcp\"%s%s}", w->base,
+             *more ? "," : "", more);
+    if (mcp_add(w->m, "srv", def)) {
+        printf("%s\n", mcp_errmsg(w->m));
+        return false;
+    }
+    w->c = config_find(w->m->config, S("srv"));
+    return config_resolve(w->m, w->c, &w->r, &w->d) == MCP_OK;
+}
+
+static void town_attach(town *w) {
+    w->a = auth_new(w->m, w->c, w->r, &w->owner);
+    CHECK(w->a != NULL);
+}
+
+// A new connection, as after a restart; what is stored stays.
+static void town_again(town *w) {
+    auth_free(w->a);
+    town_attach(w);
+    memset(&w->n, 0, sizeof w->n);
+}
+
+static bool town_client(town *w, const char *more, bool sign_in, int fail_at) {
+    mcp_options opt;
+
+    memset(&opt, 0, sizeof opt);
+    memset(&w->heap, 0, sizeof w->heap);
+    w->heap.fail_at = (size_t)fail_at;
+    w->os.user = w;
+    w->os.now_ms = town_now;
+    w->os.unix_s = town_unix;
+    w->store.user = &w->safe;
+    w->store.read = safe_read;
+    w->store.write = safe_write;
+    w->store.remove = safe_remove;
+    opt.alloc = heap_fn;
+    opt.alloc_user = &w->heap;
+    opt.os = &w->os;
+    if (w->files) opt.credentials = "file";
+    else opt.store = &w->store;
+    opt.config_dir = w->dir.dir;
+    opt.on_event = town_event;
+    opt.user = w;
+    opt.asks = MCP_ASK_SIGN_IN;
+    opt.sign_in = sign_in;
+    opt.redirect_uri = "http://localhost:4711/back";
+    if (mcp_open(&w->m, &opt)) return false;
+    diag_init(&w->d, &w->m->mem, &w->m->secrets);
+    return job_init(w->m, &w->owner, town_owner) && town_config(w, more);
+}
+
+static void town_build(town *w) {
+    os_fd fd;
+
+    memset(w, 0, sizeof *w);
+    w->at_home = 'a';
+    w->s.loop.wake.fd = -1;
+    lab_handle(&w->s, NULL, NULL);
+    CHECK(addr_parse("127.0.0.1", &w->at));
+    CHECK_INT(w->s.os.listen(&w->s.os, &w->at, &fd), OS_OK);
+    CHECK(job_init(&w->s, &w->accept, town_accept));
+    CHECK(watch_add(&w->s, &w->listen, fd, MCP_READABLE, &w->accept));
+    snprintf(w->base, sizeof w->base, "http://127.0.0.1:%u",
+             (unsigned)w->at.port);
+    place_init(&w->dir);
+}
+
+static bool town_open(town *w, const char *more, bool sign_in) {
+    town_build(w);
+    if (!CHECK(town_client(w, more, sign_in, 0))) return false;
+    town_attach(w);
+    return w->a != NULL;
+}
+
+static void town_leave(town *w) {
+    auth_free(w->a);
+    w->a = NULL;
+    if (!w->m) return;
+    resolved_free(w->r);
+    w->r = NULL;
+    job_end(w->m, &w->owner);
+    diag_free(&w->d);
+    mcp_close(w->m);
+    w->m = NULL;
+    CHECK_INT(w->heap.live, 0);
+}
+
+static void town_close(town *w) {
+    town_leave(w);
+    for (int i = 0; i < TOWN_CONNS; i++)
+        if (w->conn[i].w) town_shut(&w->conn[i]);
+    watch_close(&w->s, &w->listen);
+    job_end(&w->s, &w->accept);
+    lab_handle_free(&w->s);
+    place_free(&w->dir);
+    if (!CHECK(w->notes[0] == 0)) printf("  %s\n", w->notes);
+}
+
+// Time goes by for the client.
+static void town_skip(town *w, int64_t ms) {
+    w->skew += ms;
+    loop_drain_cancel(w->m);
+}
+
+static void town_turn(town *w) {
+    if (!w->child) loop_turn(&w->s, w->s.loop.now);
+    loop_turn(w->m, w->m->loop.now + 1);
+}
+
+// Until the activity that runs is over.
+static mcp_code town_ready(town *w) {
+    int64_t end = w->s.os.now_ms(&w->s.os) + 10000;
+    mcp_code rc;
+
+    while ((rc = auth_ready(w->a, &w->d)) == MCP_PENDING) {
+        town_turn(w);
+        if (!CHECK(w->s.loop.now < end)) break;
+    }
+    return rc;
+}
+
+// One request with all its remedies. Its outcome is OK or what is told.
+static mcp_code town_visit(town *w) {
+    auth_tries tries = {0, 0, 0};
+
+    for (int i = 0; i < 12; i++) {
+        mcp_code rc = town_ready(w);
+        uint32_t mark = 0;
+        http_ask how;
+        http_xchg *x;
+        buf headers;
+        int status;
+
+        if (rc) return rc;
+        buf_init(&headers, &w->m->mem, LIMIT_HTTP_HEAD);
+        rc = auth_headers(w->a, "POST", &w->a->site, &headers, &mark);
+        memset(&how, 0, sizeof how);
+        how.method = "POST";
+        how.url = &w->a->site;
+        how.headers = buf_str(&headers);
+        how.body = S("{}");
+        how.max_body = 1000;
+        how.deadline = NEVER;  // the clock is skewed at will
+        x = rc ? NULL : http_start(w->m, &how, &w->owner);
+        buf_free(&headers);
+        if (!x) return rc ? rc : MCP_OUT_OF_MEMORY;
+        while (http_now(x) < HTTP_DONE) town_turn(w);
+        status = http_answer(x)->status;
+        if (http_now(x) == HTTP_FAILED) {
+            rc = http_failure(x)->code;
+        } else {
+            auth_heard(w->a, http_answer(x));
+            if (status == 401 || status == 403)
+                rc = auth_refused(w->a, &tries, mark, http_answer(x), &w->d);
+        }
+        http_end(w->m, x);
+        if (rc != MCP_PENDING) return rc;
+    }
+    CHECK(!"it goes round for ever");
+    return MCP_MISUSE;
+}
+
+static mcp_code town_login(town *w) {
+    int64_t end = w->s.os.now_ms(&w->s.os) + 10000;
+    mcp_code rc;
+
+    while ((rc = auth_login(w->a, false, &w->d)) == MCP_PENDING) {
+        town_turn(w);
+        if (!CHECK(w->s.loop.now < end)) break;
+    }
+    return rc;
+}
+
+static mcp_code town_logout(town *w, const char **word, bool *removed) {
+    int64_t end = w->s.os.now_ms(&w->s.os) + 10000;
+    mcp_code rc;
+
+    while ((rc = auth_logout(w->a, removed, word, &w->d)) == MCP_PENDING) {
+        town_turn(w);
+        if (!CHECK(w->s.loop.now < end)) break;
+    }
+    return rc;
+}
+
+// What was asked, in one line: "mcp 2 prm 1 ...", without those of zero.
+static const char *town_said(town *w) {
+    static char text[200];
+    const struct {
+        const char *word;
+        int n;
+    } all[] = {{"mcp", w->n.mcp}, {"prm", w->n.prm}, {"meta", w->n.meta},
+               {"reg", w->n.reg}, {"ask", w->n.ask}, {"code", w->n.code},
+               {"refresh", w->n.refresh}, {"client", w->n.client},
+               {"jwt", w->n.jwt}, {"exchange", w->n.exchange},
+               {"revoke", w->n.revoke}};
+    size_t at = 0;
+
+    text[0] = 0;
+    for (size_t i = 0; i < COUNT(all); i++)
+        if (all[i].n)
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %d",
+                                   at ? " " : "", all[i].word, all[i].n);
+    memset(&w->n, 0, sizeof w->n);
+    return text;
+}
+
+static bool town_says(town *w, const char *text) {
+    bool ok = CHECK(strstr(buf_z(&w->d.detail), text) != NULL);
+    if (!ok) printf("  wanted \"%s\" in \"%s\"\n", text, buf_z(&w->d.detail));
+    return ok;
+}
+
+#define CHECK_SAID(w, want) CHECK_STR(str_of(town_said(w)), S(want))
+
+// Everything once: nobody has signed in, a person agrees, and the next
+// connection needs no more than its own request.
+static void test_sign_in(void) {
+    town w;
+
+    if (!town_open(&w, "", true)) return;
+    w.challenge_scope = "files:read";
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 reg 1 ask 1 code 1");
+    CHECK_STR(str_of(w.bearer), S("Bearer at-a-1"));
+    CHECK(strstr(w.reg, "\"redirect_uris\":[\"http://localhost:4711/back\"]"));
+    CHECK_STR(str_of(w.scope), S("files:read"));
+    CHECK(strstr(w.params, "\"scopes\":[\"files:read\"]") != NULL);
+    CHECK(strstr(w.params, "\"browser\":false") != NULL);
+    CHECK(strstr(w.params, "\"notes\":[]") != NULL);
+    CHECK(!w.auth[0]);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1");
+    town_again(&w);
+    CHECK(w.a->id[0] != 0);
+    w.safe.reads = 0;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1");
+    CHECK_INT(w.safe.reads, 1);
+    town_close(&w);
+}
+
+// Public servers never touch the store, whatever state it is in (fr.85).
+static void test_sign_in_public(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    w.bare_ok = w.safe.locked = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_INT(w.safe.reads + w.safe.writes, 0);
+    CHECK_SAID(&w, "mcp 1");
+    town_close(&w);
+}
+
+// Nothing but a login may ask, register or read metadata.
+static void test_sign_in_background(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    town_says(&w, "nobody has signed in");
+    CHECK_SAID(&w, "mcp 1");
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1 prm 1 meta 1 reg 1 ask 1 code 1");
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1");
+    town_close(&w);
+}
+
+// A connection that knew of no token finds what another process has stored.
+static void test_sign_in_elsewhere(void) {
+    town w;
+    auth *other;
+
+    if (!town_open(&w, "", false)) return;
+    other = w.a;
+    town_attach(&w);
+    CHECK_INT(town_login(&w), MCP_OK);
+    auth_free(w.a);
+    w.a = other;
+    memset(&w.n, 0, sizeof w.n);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2");
+    town_close(&w);
+}
+
+// The server voids the token: one refresh, one more request; the refresh token
+// is a new one each time, and stored before anything is sent with it.
+static void test_refresh_401(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    for (int i = 0; i < 3; i++) {
+        town_again(&w);
+        w.least = w.serial + 1;
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_SAID(&w, "mcp 2 refresh 1");
+        CHECK(strstr(w.safe.text, "rt-a-1\"") == NULL);
+    }
+    town_close(&w);
+}
+
+// When is a token renewed? Before the request, so that none is sent in vain.
+static void test_refresh_ahead(void) {
+    static const struct {
+        int expires;
+        int64_t good, late;
+    } cases[] = {{3600, 3560, 3575}, {40, 15, 25}, {10, 3, 7}, {1, 0, 2}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, "", false)) return;
+        w.expires = cases[i].expires;
+        CHECK_INT(town_login(&w), MCP_OK);
+        memset(&w.n, 0, sizeof w.n);
+        w.unix_skew = cases[i].good;
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_SAID(&w, "mcp 1");
+        w.unix_skew = cases[i].late;
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_SAID(&w, "mcp 1 refresh 1");
+        town_close(&w);
+    }
+}
+
+// While a token serves, that it could not be replaced is nobody's concern.
+static void test_refresh_ahead_fails(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.unix_skew = 3580;
+    w.token_status = 503;
+    for (int i = 0; i < 3; i++) CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 3 refresh 1");
+    town_skip(&w, TIME_AUTH_AGAIN);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1 refresh 1");
+    w.unix_skew = 3610;
+    town_skip(&w, TIME_AUTH_AGAIN);
+    CHECK_INT(town_visit(&w), MCP_CONNECTION_FAILED);
+    CHECK_SAID(&w, "refresh 1");
+    CHECK(strstr(w.safe.text, "rt-a-1\"") != NULL);
+    w.token_status = 0;
+    town_skip(&w, TIME_AUTH_AGAIN);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1 refresh 1");
+    town_close(&w);
+}
+
+// What may pass voids nothing; what is refused for good voids what it says.
+static void test_refresh_fails(void) {
+    static const struct {
+        int status;
+        const char *error;
+        mcp_code code;
+        bool kept;
+    } cases[] = {
+        {503, "", MCP_CONNECTION_FAILED, true},
+        {500, "{\"error\":\"invalid_grant\"}", MCP_CONNECTION_FAILED, true},
+        {429, "{}", MCP_CONNECTION_FAILED, true},
+        {400, "{\"error\":\"invalid_grant\"}", MCP_AUTHENTICATION_REQUIRED,
+         false},
+        {400, "{\"error\":\"invalid_request\"}", MCP_AUTHENTICATION_REQUIRED,
+         true},
+        {401, "{\"error\":\"invalid_client\"}", MCP_AUTHENTICATION_REQUIRED,
+         false},
+        {400, "<html>", MCP_AUTHENTICATION_REQUIRED, true},
+        {302, "", MCP_AUTHENTICATION_REQUIRED, true},
+        {200, "{\"access_token\":\"x\"}", MCP_AUTHENTICATION_REQUIRED, true}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, "", false)) return;
+        CHECK_INT(town_login(&w), MCP_OK);
+        CHECK_INT(town_visit(&w), MCP_OK);
+        memset(&w.n, 0, sizeof w.n);
+        w.least = 2;
+        w.token_status = cases[i].status;
+        w.token_error = cases[i].error;
+        CHECK_INT(town_visit(&w), cases[i].code);
+        CHECK_SAID(&w, "mcp 1 refresh 1");
+        CHECK_INT(strstr(w.safe.text, "rt-a-1\"") != NULL, cases[i].kept);
+        w.token_status = 0;
+        CHECK_INT(town_visit(&w), cases[i].kept ? MCP_OK
+                                                : MCP_AUTHENTICATION_REQUIRED);
+        if (cases[i].kept) CHECK_SAID(&w, "mcp 2 refresh 1");
+        else CHECK_SAID(&w, "mcp 1");
+        town_close(&w);
+    }
+}
+
+// No answer at all: nothing is voided either.
+static void test_refresh_hangs(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.unix_skew = 4000;
+    w.hang = true;
+    CHECK_INT(auth_ready(w.a, &w.d), MCP_PENDING);
+    w.n.refresh = 0;
+    while (!w.n.refresh) town_turn(&w);
+    town_skip(&w, TIME_OAUTH - 100);
+    town_turn(&w);
+    CHECK_INT(auth_ready(w.a, &w.d), MCP_PENDING);
+    town_skip(&w, 200);
+    CHECK_INT(town_ready(&w), MCP_TIMEOUT);
+    CHECK(strstr(w.safe.text, "rt-a-1\"") != NULL);
+    w.hang = false;
+    town_skip(&w, TIME_AUTH_AGAIN);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_close(&w);
+}
+
+// Two requests are refused at once: one refresh serves both, and neither gets
+// a second one.
+static void test_refused_together(void) {
+    static const char head[] = "WWW-Authenticate: Bearer error=\"x\"\n";
+    town w;
+    auth_tries tries[2] = {{0, 0, 0}, {0, 0, 0}};
+    http_head h;
+    uint32_t mark;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    memset(&h, 0, sizeof h);
+    h.status = 401;
+    buf_init(&h.block, &w.s.mem, 1000);
+    buf_add(&h.block, S(head));
+    mark = w.a->mark;
+    w.n.refresh = 0;
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(auth_refused(w.a, &tries[i], mark, &h, &w.d), MCP_PENDING);
+    CHECK_INT(town_ready(&w), MCP_OK);
+    CHECK(w.a->mark != mark);
+    CHECK_INT(w.n.refresh, 1);
+    // A third comes late, with the old one: it only goes again.
+    tries[1].refreshes = 0;
+    CHECK_INT(auth_refused(w.a, &tries[1], mark, &h, &w.d), MCP_PENDING);
+    CHECK_INT(auth_ready(w.a, &w.d), MCP_OK);
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(auth_refused(w.a, &tries[i], w.a->mark, &h, &w.d),
+                  MCP_AUTHENTICATION_REQUIRED);
+    CHECK_INT(w.n.refresh, 1);
+    buf_free(&h.block);
+    town_close(&w);
+}
+
+// A server that never has enough gets each remedy once (fr.75).
+static void test_refused_for_ever(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.refuse_all = true;
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK_SAID(&w, "mcp 2 refresh 1");
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK_SAID(&w, "mcp 1");  // that one was just issued
+    town_close(&w);
+    if (!town_open(&w, "", true)) return;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 reg 1 ask 1 code 1");
+    w.refuse_all = true;
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK_SAID(&w, "mcp 3 prm 1 meta 1 ask 1 code 1 refresh 1");
+    town_close(&w);
+    if (!town_open(&w, "", true)) return;
+    w.refuse_all = true;
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 reg 1 ask 1 code 1");
+    town_close(&w);
+}
+
+// A refresh that was due just before counts as this request's own.
+static void test_refused_after_ahead(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.unix_skew = 4000;
+    w.refuse_all = true;
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK_SAID(&w, "mcp 1 refresh 1");
+    town_close(&w);
+}
+
+// More scopes: by sign-ins of which each adds to what was allowed before, three
+// at most; without leave to ask, the missing ones are named and remembered.
+static void test_step_up(void) {
+    town w;
+
+    if (!town_open(&w, "", true)) return;
+    w.challenge_scope = "a";
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 reg 1 ask 1 code 1");
+    w.need_scope = "b";
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_STR(str_of(w.scope), S("b a"));
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 ask 1 code 1");
+    w.need_scope = "never granted";
+    w.silent_scope = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    w.need_scope = "\xFF";  // no scope: no sign-in can bring it
+    memset(&w.n, 0, sizeof w.n);
+    CHECK_INT(town_visit(&w), MCP_PERMISSION_DENIED);
+    CHECK_SAID(&w, "mcp 4 prm 3 meta 3 ask 3 code 3");
+    town_close(&w);
+}
+
+static void test_step_up_background(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    w.challenge_scope = "a";
+    CHECK_INT(town_login(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.need_scope = "b a c";
+    CHECK_INT(town_visit(&w), MCP_PERMISSION_DENIED);
+    town_says(&w, "lacks these scopes: b c");
+    CHECK_SAID(&w, "mcp 1");
+    CHECK(strstr(w.safe.text, "\"wanted\":\"b c\"") != NULL);
+    CHECK_INT(w.safe.writes, 2);
+    CHECK_INT(town_visit(&w), MCP_PERMISSION_DENIED);
+    CHECK_INT(w.safe.writes, 2);
+    town_again(&w);
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_STR(str_of(w.scope), S("a b c"));
+    CHECK(strstr(w.safe.text, "\"wanted\"") == NULL);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_close(&w);
+}
+
+// Whose scopes are asked for?
+static void test_scopes(void) {
+    static const struct {
+        const char *more, *challenge, *prm, *want;
+        bool offline;
+    } cases[] = {
+        {"", NULL, NULL, "", false},
+        {"", NULL, NULL, "", true},
+        {"", NULL, "\"x\",\"y\"", "x y", false},
+        {"", "a b", "\"x\",\"y\"", "a b", false},
+        {"", "a", NULL, "a offline_access", true},
+        {"\"oauthScopes\":[\"own\"]", "a", "\"x\"", "own", true}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, cases[i].more, true)) return;
+        w.challenge_scope = cases[i].challenge;
+        w.prm_scopes = cases[i].prm;
+        w.offline = cases[i].offline;
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_STR(str_of(w.scope), str_of(cases[i].want));
+        CHECK_INT(strstr(w.url, "&scope=") != NULL, *cases[i].want != 0);
+        town_close(&w);
+    }
+}
+
+// As whom: configured, stored, document, registered, in that order.
+static void test_client(void) {
+    town w;
+    char first[100];
+
+    if (!town_open(&w, "\"oauthClientId\":\"conf\"", true)) return;
+    w.document = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 ask 1 code 1");
+    CHECK_STR(str_of(w.client), S("conf"));
+    town_close(&w);
+    if (!town_open(&w, "", true)) return;
+    w.m->opt.client_metadata_url = "https://c.example.com/c.json";
+    w.document = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 ask 1 code 1");
+    CHECK_STR(str_of(w.client), S("https://c.example.com/c.json"));
+    town_close(&w);
+    if (!town_open(&w, "", true)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    memcpy(first, w.client, sizeof first);
+    w.m->opt.client_metadata_url = "https://c.example.com/c.json";
+    w.document = true;
+    CHECK_INT(town_login(&w), MCP_OK);  // the one that is registered serves
+    CHECK_STR(str_of(w.client), str_of(first));
+    w.m->opt.client_metadata_url = NULL;
+    w.m->opt.redirect_uri = "http://localhost:4712/back";
+    CHECK_INT(town_login(&w), MCP_OK);  // but not for another address
+    CHECK(strcmp(w.client, first) != 0);
+    town_close(&w);
+    if (!town_open(&w, "", true)) return;
+    w.no_register = true;
+    CHECK_INT(town_visit(&w), MCP_OAUTH_FAILED);
+    town_says(&w, "oauthClientId");
+    CHECK_SAID(&w, "mcp 1 prm 1 meta 1");
+    town_close(&w);
+}
+
+// How the client's secret is shown, at the token endpoint and nowhere else.
+static void test_client_secret(void) {
+    static const struct {
+        const char *more, *methods;
+        bool basic, post;
+    } cases[] = {
+        {"", "\"client_secret_basic\"", false, false},
+        {"", "\"client_secret_post\"", false, true},
+        {"\"oauthClientId\":\"c d\",\"oauthClientSecret\":\"s:1\"",
+         "\"client_secret_basic\",\"client_secret_post\"", true, false},
+        {"\"oauthClientId\":\"c\",\"oauthClientSecret\":\"s123\"",
+         "\"client_secret_post\"", false, true},
+        {"\"oauthClientId\":\"c\",\"oauthClientSecret\":\"s123\","
+         "\"oauthTokenAuth\":\"post\"",
+         "\"client_secret_basic\"", false, true}};
+
+    for (size_t i = 1; i < COUNT(cases); i++) {
+        town w;
+        char secret[200];
+        if (!town_open(&w, cases[i].more, true)) return;
+        w.auth_methods = cases[i].methods;
+        w.secret_client = true;
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_INT(w.auth[0] != 0, cases[i].basic);
+        CHECK_INT(town_pair(str_of(w.form), "client_secret", secret,
+                            sizeof secret), cases[i].post);
+        if (cases[i].basic)  // base64("c%20d:s%3A1")
+            CHECK_STR(str_of(w.auth), S("Basic YyUyMGQ6cyUzQTE="));
+        w.least = w.serial + 1;
+        w.form[0] = 0;
+        CHECK_INT(town_visit(&w), MCP_OK);  // the same at a refresh
+        CHECK_INT(town_pair(str_of(w.form), "client_secret", secret,
+                            sizeof secret), cases[i].post);
+        CHECK_INT(strstr(w.safe.text, "s123") != NULL, false);
+        town_close(&w);
+    }
+}
+
+// The issuer has lost our registration: once more, with a new one.
+static void test_client_unknown(void) {
+    town w;
+
+    if (!town_open(&w, "", true)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.n.reg = 0;
+    w.forget_clients = true;
+    CHECK_INT(town_login(&w), MCP_OAUTH_FAILED);  // refuses the second too
+    CHECK_INT(w.n.reg, 1);
+    CHECK_INT(w.n.code, 3);
+    w.n.reg = 1;
+    w.n.code = 0;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(w.n.code, 1);
+    town_close(&w);
+}
+
+// The same, but only the person in front of the browser is told: a sign-in that
+// never ended makes the next one register anew; also one that a refresh finds.
+static void test_client_forgotten(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(w.n.reg, 1);
+    w.answer = ANSWER_NO;
+    CHECK_INT(town_login(&w), MCP_CANCELLED);
+    CHECK(strstr(w.safe.text, "\"trial\":true") != NULL);
+    CHECK(strstr(w.safe.text, "at-a-2") != NULL);
+    CHECK_INT(town_visit(&w), MCP_OK);  // what we had still serves
+    w.answer = ANSWER_YES;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(w.n.reg, 2);
+    CHECK(strstr(w.safe.text, "\"trial\"") == NULL);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    w.least = w.serial + 1;
+    w.token_status = 401;
+    w.token_error = "{\"error\":\"invalid_client\"}";
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK(strstr(w.safe.text, "client-a-2") == NULL);
+    w.token_status = 0;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(w.n.reg, 3);
+    town_close(&w);
+}
+
+// A configured client belongs to the issuer that gave the first grant, or to
+// the one that the entry names.
+static void test_pinned(void) {
+    town w;
+    char more[200];
+
+    if (!town_open(&w, "\"oauthClientId\":\"conf\"", true)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.at_home = 'b';
+    memset(&w.n, 0, sizeof w.n);
+    CHECK_INT(town_login(&w), MCP_OAUTH_ISSUER_CHANGED);
+    CHECK_SAID(&w, "mcp 1 prm 1");
+    town_close(&w);
+    town_build(&w);
+    snprintf(more, sizeof more,
+             "\"oauthClientId\":\"conf\",\"oauthIssuer\":\"%s/b\"", w.base);
+    if (!CHECK(town_client(&w, more, true, 0))) return;
+    town_attach(&w);
+    CHECK_INT(town_visit(&w), MCP_OAUTH_ISSUER_CHANGED);
+    w.at_home = 'b';
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_close(&w);
+}
+
+// The server moves to another issuer: registered anew there, and nothing of the
+// first one goes along; back again, it is still known.
+static void test_migration(void) {
+    town w;
+
+    if (!town_open(&w, "", true)) return;
+    w.no_refresh = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    w.at_home = 'b';
+    memset(&w.n, 0, sizeof w.n);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 reg 1 ask 1 code 1");
+    CHECK_STR(str_of(w.bearer), S("Bearer at-b-2"));
+    CHECK(strstr(w.safe.text, "at-a-1") != NULL);
+    w.at_home = 'a';
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 ask 1 code 1");
+    CHECK_STR(str_of(w.client), S("client-a-1"));
+    town_close(&w);
+}
+
+// RFC 9207: what must not be redeemed, and must not even be read.
+static void test_iss(void) {
+    static const struct {
+        bool told;
+        const char *iss;
+        bool ok;
+    } cases[] = {{true, NULL, true}, {true, "", false}, {false, "", true},
+                 {true, "https://evil.example.com", false},
+                 {false, "https://evil.example.com", false}};
+
+    for (size_t i = 0; i < 2 * COUNT(cases); i++) {
+        town w;
+        size_t k = i / 2;
+        if (!town_open(&w, "", true)) return;
+        w.has_iss = cases[k].told;
+        w.iss = cases[k].iss;
+        w.answer = i % 2 ? ANSWER_DENY : ANSWER_YES;
+        CHECK_INT(town_visit(&w), cases[k].ok && i % 2 == 0 ? MCP_OK
+                                                            : MCP_OAUTH_FAILED);
+        CHECK_INT(w.n.code, cases[k].ok && i % 2 == 0);
+        if (!cases[k].ok) town_says(&w, "iss");
+        CHECK_INT(strstr(buf_z(&w.d.detail), "tell-tale") != NULL,
+                  cases[k].ok && i % 2);
+        CHECK_INT(w.safe.len != 0, cases[k].ok && i % 2 == 0);
+        town_close(&w);
+    }
+}
+
+// Metadata that is not to be trusted ends it before anybody is asked.
+static void test_metadata_bad(void) {
+    static const struct {
+        const char *resource, *issuer;
+        bool no_pkce, no_meta;
+        int prm_status;
+        mcp_code code;
+        const char *words;
+    } cases[] = {
+        {"https://evil.example.com/mcp", NULL, false, false, 0,
+         MCP_OAUTH_FAILED, ""},
+        {NULL, "https://attacker.example.com", false, false, 0,
+         MCP_OAUTH_FAILED, "another issuer"},
+        {NULL, NULL, true, false, 0, MCP_OAUTH_FAILED, "S256"},
+        {NULL, NULL, false, true, 0, MCP_OAUTH_FAILED, "no metadata"},
+        {NULL, NULL, false, false, 503, MCP_CONNECTION_FAILED, "moment"},
+        {NULL, NULL, false, false, 302, MCP_OK, ""}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        mcp_code rc;
+        if (!town_open(&w, "", true)) return;
+        w.resource = cases[i].resource;
+        w.issuer = cases[i].issuer;
+        w.no_pkce = cases[i].no_pkce;
+        w.no_meta = cases[i].no_meta;
+        w.prm_status = cases[i].prm_status;
+        rc = town_visit(&w);
+        if (cases[i].code) {
+            CHECK_INT(rc, cases[i].code);
+            town_says(&w, cases[i].words);
+            CHECK_INT(w.n.ask + w.n.reg + w.n.code, 0);
+        }
+        w.notes[0] = 0;
+        town_close(&w);
+    }
+}
+
+// MCP 2025-03-26: the origin is the authorization server, and the host is told.
+static void test_old_rules(void) {
+    for (int i = 0; i < 3; i++) {
+        town w;
+        if (!town_open(&w, "", i < 2)) return;
+        w.no_prm = true;
+        w.no_meta = i == 1;
+        w.no_pkce = true;
+        w.issuer = "https://somebody.example.com";
+        w.at_home = '/';
+        if (i == 2) {  // not by itself
+            CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+            CHECK_SAID(&w, "mcp 1");
+        }
+        CHECK_INT(i == 2 ? town_login(&w) : town_visit(&w), MCP_OK);
+        CHECK(strstr(w.params, "2025-03-26") != NULL);
+        CHECK(strstr(w.safe.text, "\"originOnly\":true") != NULL);
+        CHECK(strstr(w.safe.text, "somebody") == NULL);
+        CHECK_STR(str_of(w.client), S("client-/-1"));
+        town_close(&w);
+    }
+}
+
+// A login at a server that wants none says so.
+static void test_login_public(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    w.bare_ok = w.no_prm = w.no_meta = true;
+    CHECK_INT(town_login(&w), MCP_OAUTH_FAILED);
+    town_says(&w, "asks for no sign-in");
+    CHECK_INT(w.n.reg + w.n.ask, 0);
+    town_close(&w);
+    if (!town_open(&w, "", false)) return;
+    w.bare_ok = true;  // but one that only lets tools/list in has metadata
+    CHECK_INT(town_login(&w), MCP_OK);
+    town_close(&w);
+}
+
+static void test_login_answers(void) {
+    static const mcp_code want[] = {
+        [ANSWER_YES] = MCP_OK, [ANSWER_NO] = MCP_CANCELLED,
+        [ANSWER_NEVER] = MCP_TIMEOUT, [ANSWER_DENY] = MCP_OAUTH_FAILED};
+
+    for (int i = 0; i < (int)COUNT(want); i++) {
+        town w;
+        mcp_code rc;
+        if (!town_open(&w, "", false)) return;
+        w.answer = i;
+        while ((rc = auth_login(w.a, true, &w.d)) == MCP_PENDING) {
+            town_turn(&w);
+            if (i == ANSWER_NEVER && w.n.ask) w.skew += 1000;
+        }
+        CHECK_INT(rc, want[i]);
+        CHECK_INT(w.safe.len != 0, rc == MCP_OK);
+        CHECK(!w.m->questions && !w.m->callbacks);
+        town_close(&w);
+    }
+}
+
+// A callback with another state is refused, and can be mended.
+static void test_login_mended(void) {
+    town w;
+    mcp_code rc;
+    bool mended = false;
+
+    if (!town_open(&w, "", false)) return;
+    w.answer = ANSWER_WRONG;
+    while ((rc = auth_login(w.a, false, &w.d)) == MCP_PENDING) {
+        char back[1000], answer[1200];
+        town_turn(&w);
+        if (!w.n.ask || mended) continue;
+        CHECK(w.m->questions != NULL);
+        w.answer = ANSWER_YES;
+        town_callback(&w, back, sizeof back);
+        snprintf(answer, sizeof answer, "{\"callback\":\"%s\"}", back);
+        CHECK_INT(mcp_answer(w.m, w.m->questions->id, "{\"callback\":1}"),
+                  MCP_MISUSE);
+        CHECK_INT(mcp_answer(w.m, w.m->questions->id, answer), MCP_OK);
+        mended = true;
+    }
+    CHECK_INT(rc, MCP_OK);
+    town_close(&w);
+}
+
+// One sign-in at a time; a second server's waits, a second login does not.
+static void test_login_busy(void) {
+    town w;
+    auth *first, *second;
+    diag d;
+
+    if (!town_open(&w, "", true)) return;
+    first = w.a;
+    diag_init(&d, &w.m->mem, NULL);
+    w.answer = ANSWER_NEVER;
+    CHECK_INT(auth_login(first, false, &w.d), MCP_PENDING);
+    while (!w.n.ask) town_turn(&w);
+    CHECK(auth_asking(first));
+    town_attach(&w);
+    second = w.a;
+    CHECK_INT(auth_login(second, false, &d), MCP_BUSY);
+    CHECK_INT(town_ready(&w), MCP_OK);
+    auth_free(first);
+    w.answer = ANSWER_YES;
+    CHECK_INT(town_login(&w), MCP_OK);
+    diag_free(&d);
+    town_close(&w);
+}
+
+// Given up at any moment, a sign-in leaves the store as it was: nothing, or
+// all of it.
+static void test_login_given_up(void) {
+    bool over = false;
+
+    for (int turns = 1; !over; turns++) {
+        town w;
+        if (!town_open(&w, "", false)) return;
+        for (int i = 0; i < turns && !over; i++) {
+            over = auth_login(w.a, i % 2, &w.d) != MCP_PENDING;
+            town_turn(&w);
+        }
+        auth_free(w.a);
+        w.a = NULL;
+        for (int i = 0; i < 20; i++) town_turn(&w);
+        CHECK(!w.m->auths && !w.m->questions);
+        CHECK(!w.safe.len || strstr(w.safe.text, "at-a-1") != NULL);
+        town_close(&w);
+    }
+}
+
+// Once a refresh is on its way, it is stored though its connection has ended.
+static void test_refresh_orphan(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.unix_skew = 4000;
+    CHECK_INT(auth_ready(w.a, &w.d), MCP_PENDING);
+    while (!w.a->work.sent) town_turn(&w);
+    auth_free(w.a);
+    CHECK(!auths_settled(w.m));
+    resolved_free(w.r);
+    w.r = NULL;
+    while (!auths_settled(w.m)) town_turn(&w);
+    CHECK(!w.m->auths);
+    CHECK(strstr(w.safe.text, "rt-a-2") != NULL);
+    CHECK_INT(config_resolve(w.m, w.c, &w.r, &w.d), MCP_OK);
+    town_attach(&w);
+    memset(&w.n, 0, sizeof w.n);
+    w.unix_skew = 4000;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1");
+    // And mcp_close() does not wait for ever for one that hangs.
+    w.unix_skew = 8000;
+    w.hang = true;
+    CHECK_INT(auth_ready(w.a, &w.d), MCP_PENDING);
+    while (!w.a->work.sent) town_turn(&w);
+    town_close(&w);
+}
+
+// Two of our own connections at one stale token.
+static void test_refresh_twice(void) {
+    town w;
+    auth *other;
+    mcp_code a = MCP_PENDING, b = MCP_PENDING;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    other = w.a;
+    town_attach(&w);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.unix_skew = 4000;
+    while (a == MCP_PENDING || b == MCP_PENDING) {
+        if (a == MCP_PENDING) a = auth_ready(other, &w.d);
+        if (b == MCP_PENDING) b = auth_ready(w.a, &w.d);
+        town_turn(&w);
+    }
+    CHECK_INT(a, MCP_OK);
+    CHECK_INT(b, MCP_OK);
+    CHECK_SAID(&w, "refresh 1");
+    auth_free(other);
+    town_close(&w);
+}
+
+// Somebody has signed out while we were waiting to refresh: nothing comes back.
+static void test_refresh_signed_out(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.unix_skew = 4000;
+    w.safe.len = 0;
+    w.safe.text[0] = 0;
+    memset(&w.n, 0, sizeof w.n);
+    CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK_INT(w.n.refresh, 0);
+    CHECK_INT(w.safe.len, 0);
+    town_close(&w);
+}
+
+// A store that cannot be opened: what is needed and not there has its name.
+static void test_store_locked(void) {
+    town w;
+
+    if (!town_open(&w, "", true)) return;
+    w.safe.locked = true;
+    CHECK_INT(town_visit(&w), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_SAID(&w, "mcp 1");
+    CHECK_INT(town_login(&w), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    w.safe.locked = false;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_again(&w);
+    w.safe.locked = true;  // marked, so it is looked into at once
+    CHECK_INT(town_visit(&w), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_SAID(&w, "mcp 1");
+    w.safe.locked = false;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2");
+    town_close(&w);
+}
+
+// A new token that cannot be stored is not used, and not lost.
+static void test_store_refuses(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.unix_skew = 4000;
+    w.safe.read_only = true;
+    CHECK_INT(town_visit(&w), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_SAID(&w, "refresh 1");
+    CHECK_INT(town_visit(&w), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK_SAID(&w, "");
+    w.safe.read_only = false;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1");
+    CHECK(strstr(w.safe.text, "rt-a-2") != NULL);
+    town_close(&w);
+}
+
+// A damaged record stops a connection, and a login puts a good one there.
+static void test_store_damaged(void) {
+    town w;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    memcpy(w.safe.text, "[tell-tale", 10);
+    town_again(&w);
+    CHECK_INT(town_visit(&w), MCP_OPERATION_FAILED);
+    CHECK(!strstr(buf_z(&w.d.detail), "tell-tale"));
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_close(&w);
+}
+
+#define TOWN_KEY                                                              \
+    "-----BEGIN EC PRIVATE KEY-----\\n"                                       \
+    "MHcCAQEEIAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBoAoGCCqGSM49\\n"     \
+    "AwEHoUQDQgAEb/A7lJJBziRqx9y180wdLA6HyWu80pwWHrQJb3oMoXY3G1Bym9eG\\n"     \
+    "oEz3hO4E5kHsNMejgbLkgI3g3JrNYrB1PQ==\\n"                                 \
+    "-----END EC PRIVATE KEY-----\\n"
+
+// Tokens without a person: what is sent, once, and never anything else.
+static void test_unattended(void) {
+    static const struct {
+        const char *more, *methods, *said, *pairs[4];
+    } cases[] = {
+        {"\"oauthGrant\":\"client_credentials\",\"oauthClientId\":\"c\","
+         "\"oauthClientSecret\":\"s123\"", "\"client_secret_basic\"",
+         "mcp 2 prm 1 meta 1 client 1", {"grant_type=client_credentials"}},
+        {"\"oauthGrant\":\"client_credentials\",\"oauthClientId\":\"c\","
+         "\"oauthClientSecret\":\"s123\"", "\"client_secret_post\"",
+         "mcp 2 prm 1 meta 1 client 1", {"client_secret=s123"}},
+        {"\"oauthGrant\":\"jwt_bearer\",\"oauthClientId\":\"c\","
+         "\"oauthAssertion\":\"aaa.bbb.ccc\"", "\"none\"",
+         "mcp 2 prm 1 meta 1 jwt 1",
+         {"assertion=aaa.bbb.ccc", "client_id=c"}},
+        {"\"oauthGrant\":\"client_credentials\",\"oauthClientId\":\"c\","
+         "\"oauthPrivateKey\":\"" TOWN_KEY "\",\"oauthKeyId\":\"k1\"",
+         "\"private_key_jwt\"", "mcp 2 prm 1 meta 1 client 1",
+         {"client_assertion_type=urn%3Aietf%3Aparams%3Aoauth%3Aclient-"
+          "assertion-type%3Ajwt-bearer", "client_assertion=ey"}}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, cases[i].more, false)) return;
+        w.auth_methods = cases[i].methods;
+        w.challenge_scope = "x";
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_STR(str_of(town_said(&w)), str_of(cases[i].said));
+        for (int k = 0; k < 4 && cases[i].pairs[k]; k++)
+            CHECK(strstr(w.form, cases[i].pairs[k]) != NULL);
+        CHECK(strstr(w.form, "scope=x") != NULL);
+        CHECK_INT(w.safe.reads + w.safe.writes, 0);
+        CHECK(w.a->id[0] != 0);
+        w.unix_skew = 3590;  // ahead of its end
+        CHECK_INT(town_visit(&w), MCP_OK);
+        CHECK_INT(w.n.mcp, 1);
+        memset(&w.n, 0, sizeof w.n);
+        w.refuse_all = true;  // and never more than once for a request
+        CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+        CHECK(w.n.mcp == 2 && w.n.client + w.n.jwt == 1);
+        CHECK_INT(town_visit(&w), MCP_AUTHENTICATION_REQUIRED);
+        CHECK(w.n.mcp == 3 && w.n.client + w.n.jwt == 1);
+        CHECK_INT(w.n.ask + w.n.reg, 0);
+        town_close(&w);
+    }
+}
+
+static void test_unattended_enterprise(void) {
+    town w;
+    char more[600];
+
+    town_build(&w);
+    snprintf(more, sizeof more,
+             "\"oauthGrant\":\"enterprise\",\"oauthClientId\":\"c\","
+             "\"oauthClientSecret\":\"s123\",\"oauthIdToken\":\"id-token\","
+             "\"oauthIdpTokenUrl\":\"%s/x/token\",\"oauthIdpClientId\":\"i\"",
+             w.base);
+    if (!CHECK(town_client(&w, more, false, 0))) return;
+    town_attach(&w);
+    w.auth_methods = "\"client_secret_basic\"";
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 jwt 1 exchange 1");
+    CHECK(strstr(w.form, "assertion=jag-1234") != NULL);
+    CHECK(!strncmp(w.auth, "Basic ", 6));
+    town_close(&w);
+}
+
+// A failure is told once and is not repeated by another way.
+static void test_unattended_fails(void) {
+    town w;
+
+    if (!town_open(&w, "\"oauthGrant\":\"jwt_bearer\",\"oauthClientId\":\"c\","
+                       "\"oauthAssertion\":\"aaa.bbb.ccc\"", true))
+        return;
+    w.token_status = 400;
+    w.token_error = "{\"error\":\"invalid_grant\"}";
+    CHECK_INT(town_visit(&w), MCP_OAUTH_FAILED);
+    CHECK_SAID(&w, "mcp 1 prm 1 meta 1 code 1");
+    town_close(&w);
+}
+
+// DPoP: one key, a proof for each request, a nonce of each side, once each.
+static void test_dpop(void) {
+    town w;
+
+    if (!town_open(&w, "", true)) return;
+    w.dpop = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2 prm 1 meta 1 reg 1 ask 1 code 1");
+    CHECK(!strncmp(w.bearer, "DPoP at-a-1", 11));
+    w.nonces = true;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 2");
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK_SAID(&w, "mcp 1");
+    w.least = w.serial + 1;
+    w.nonce[0][0] = w.nonce[1][0] = 0;  // both sides want another
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK(w.n.mcp <= 3 && w.n.refresh == 1);
+    town_again(&w);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_close(&w);
+    if (!town_open(&w, "\"oauthDpop\":true", false)) return;
+    w.dpop = w.nonces = true;
+    CHECK_INT(town_login(&w), MCP_OK);
+    CHECK_INT(town_visit(&w), MCP_OK);
+    town_close(&w);
+}
+
+static void test_logout(void) {
+    static const struct {
+        int status;
+        bool no_revoke;
+        const char *word;
+        int asked;
+    } cases[] = {{200, false, "confirmed", 2},
+                 {0, true, "unsupported", 0},
+                 {500, false, "unconfirmed", 2},
+                 {302, false, "unconfirmed", 2},
+                 {-1, false, "unconfirmed", 1}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        const char *word = NULL;
+        bool removed = false;
+        int64_t before;
+        if (!town_open(&w, "", false)) return;
+        w.no_revoke = cases[i].no_revoke;
+        w.revoke_status = cases[i].status;
+        CHECK_INT(town_login(&w), MCP_OK);
+        memset(&w.n, 0, sizeof w.n);
+        before = w.m->loop.now;
+        if (cases[i].status < 0) {
+            CHECK_INT(auth_logout(w.a, &removed, &word, &w.d), MCP_PENDING);
+            while (!w.n.revoke) town_turn(&w);
+            CHECK_INT(w.safe.len, 0);  // gone before anybody is asked
+            town_skip(&w, TIME_REVOKE);
+        }
+        CHECK_INT(town_logout(&w, &word, &removed), MCP_OK);
+        CHECK_STR(str_of(word), str_of(cases[i].word));
+        CHECK(removed && !w.safe.len);
+        CHECK_INT(w.n.revoke, cases[i].asked);
+        CHECK(w.m->loop.now - before < 3 * TIME_REVOKE);
+        CHECK_INT(town_logout(&w, &word, &removed), MCP_OK);
+        CHECK_STR(str_of(word), S("nothing"));
+        CHECK(!removed);
+        town_again(&w);
+        CHECK(!w.a->id[0]);
+        town_close(&w);
+    }
+}
+
+// What cannot be read is removed all the same; a store that is locked is no
+// success.
+static void test_logout_damaged(void) {
+    town w;
+    const char *word = NULL;
+    bool removed = false;
+
+    if (!town_open(&w, "", false)) return;
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.safe.text[0] = '[';
+    CHECK_INT(town_logout(&w, &word, &removed), MCP_OK);
+    CHECK_STR(str_of(word), S("unconfirmed"));
+    CHECK(removed && !w.safe.len);
+    CHECK_INT(town_login(&w), MCP_OK);
+    w.safe.locked = true;
+    CHECK_INT(town_logout(&w, &word, &removed),
+              MCP_CREDENTIAL_STORE_UNAVAILABLE);
+    CHECK(!removed && w.safe.len);
+    town_close(&w);
+}
+
+// Tokens, codes, states: none of them can be told any more.
+static void test_auth_masked(void) {
+    town w;
+    buf text;
+
+    if (!town_open(&w, "", true)) return;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    buf_init(&text, &w.m->mem, SIZE_MAX / 2);
+    buf_add(&text, S("at-a-1 and rt-a-1"));
+    secrets_clean(&w.m->secrets, &text, true);
+    CHECK_STR(buf_str(&text), S("*** and ***"));
+    buf_free(&text);
+    w.least = 2;
+    CHECK_INT(town_visit(&w), MCP_OK);
+    CHECK(w.m->secrets.n < 12);  // old ones make room
+    town_close(&w);
+}
+
+static const char *town_env(os *o, const char *name) {
+    (void)o;
+    if (strcmp(name, "BROWSER") == 0) return "true";
+    return getenv(name);
+}
+
+static const char *town_env_bare(os *o, const char *name) {
+    (void)o;
+    return strcmp(name, "PATH") == 0 ? "/nowhere" : NULL;
+}
+
+static int town_free_port(town *w) {
+    os_addr at = w->at;
+    os_fd fd;
+
+    at.port = 0;
+    CHECK_INT(w->s.os.listen(&w->s.os, &at, &fd), OS_OK);
+    w->s.os.close(&w->s.os, fd);
+    return at.port;
+}
+
+// With a browser: a program that ends at once, and the request that a real one
+// would bring. The host is told beside it, and its question is then withdrawn.
+static void test_login_browser(void) {
+    for (int told = 0; told < 2; told++) {
+        town w;
+        char more[60], back[1000];
+        http_xchg *x = NULL;
+        http_ask how;
+        mcp_code rc;
+        url to;
+        town_build(&w);
+        snprintf(more, sizeof more, "\"oauthCallbackPort\":%d",
+                 town_free_port(&w));
+        if (!CHECK(town_client(&w, more, false, 0))) return;
+        w.m->opt.redirect_uri = NULL;
+        w.m->opt.asks = told ? MCP_ASK_SIGN_IN : 0;
+        w.m->os.env = town_env;
+        w.answer = ANSWER_NEVER;
+        town_attach(&w);
+        while ((rc = auth_login(w.a, true, &w.d)) == MCP_PENDING) {
+            town_turn(&w);
+            if (x || !w.a->work.opener) continue;
+            if (told && !w.n.ask) continue;
+            snprintf(w.url, sizeof w.url, "%s", buf_z(&w.a->work.url));
+            if (!told) town_authorize(&w);
+            town_callback(&w, back, sizeof back);
+            memset(&how, 0, sizeof how);
+            CHECK_INT(url_parse(&w.m->mem, str_of(back), &to), MCP_OK);
+            how.method = "GET";
+            how.url = &to;
+            how.max_body = 10000;
+            how.deadline = NEVER;
+            x = http_start(w.m, &how, &w.owner);
+            url_free(&w.m->mem, &to);
+        }
+        CHECK_INT(rc, MCP_OK);
+        while (x && http_now(x) < HTTP_DONE) town_turn(&w);
+        if (CHECK(x != NULL)) CHECK_INT(http_answer(x)->status, 200);
+        http_end(w.m, x);
+        CHECK_INT(w.n.ask, 1);
+        CHECK_INT(told, strstr(w.params, "\"browser\":true") != NULL);
+        CHECK(!w.m->questions);
+        CHECK_INT(town_visit(&w), MCP_OK);
+        town_close(&w);
+    }
+}
+
+// No browser starts: a host that shows the URL can go on, else it is over.
+static void test_login_no_browser(void) {
+    town w;
+    char more[60];
+
+    town_build(&w);
+    snprintf(more, sizeof more, "\"oauthCallbackPort\":%d",
+             town_free_port(&w));
+    if (!CHECK(town_client(&w, more, false, 0))) return;
+    w.m->opt.redirect_uri = NULL;
+    w.m->os.env = town_env_bare;
+    town_attach(&w);
+    while (auth_login(w.a, true, &w.d) == MCP_PENDING) town_turn(&w);
+    CHECK_INT(w.d.code, MCP_OK);
+    CHECK(w.safe.len > 0);
+    w.m->opt.asks = 0;
+    w.notes[0] = 0;
+    town_again(&w);
+    while (auth_login(w.a, true, &w.d) == MCP_PENDING) town_turn(&w);
+    CHECK_INT(w.d.code, MCP_OAUTH_FAILED);
+    town_says(&w, "no browser");
+    while (auth_login(w.a, false, &w.d) == MCP_PENDING) town_turn(&w);
+    CHECK_INT(w.d.code, MCP_OAUTH_FAILED);
+    town_says(&w, "nobody");
+    town_close(&w);
+}
+
+// The port is taken, which is found before anybody is sent anywhere.
+static void test_login_port(void) {
+    town w;
+    char more[60];
+
+    town_build(&w);
+    snprintf(more, sizeof more, "\"oauthCallbackPort\":%u",
+             (unsigned)w.at.port);
+    if (!CHECK(town_client(&w, more, false, 0))) return;
+    w.m->opt.redirect_uri = NULL;
+    town_attach(&w);
+    while (auth_login(w.a, true, &w.d) == MCP_PENDING) town_turn(&w);
+    CHECK_INT(w.d.code, MCP_CALLBACK_UNAVAILABLE);
+    CHECK_SAID(&w, "mcp 1");
+    town_close(&w);
+}
+
+// Every allocation of a sign-in, a refresh and a logout may fail: nothing
+// leaks, and the town is never told anything wrong.
+static void test_auth_torture(void) {
+    int step = 1;
+
+    for (int n = 30; n < 4000; n += step) {
+        town w;
+        bool failed;
+        mcp_code rc = MCP_OUT_OF_MEMORY;
+        const char *word;
+        bool removed;
+        town_build(&w);
+        if (town_client(&w, "", true, n)) {
+            w.a = auth_new(w.m, w.c, w.r, &w.owner);
+            if (w.a) rc = town_visit(&w);
+            w.least = w.serial + 1;
+            if (w.a && !rc) rc = town_visit(&w);
+            if (w.a && !rc) rc = town_logout(&w, &word, &removed);
+        }
+        failed = w.heap.failed;
+        CHECK(failed || rc == MCP_OK);
+        town_leave(&w);
+        w.notes[0] = 0;
+        town_close(&w);
+        if (!failed) break;
+        step = n < 300 ? 1 : 5;
+    }
+}
+
+// A process of its own, with a handle of its own.
+static void town_process(town *w) {
+    mcp_code rc;
+
+    alarm(60);
+    w->child = true;
+    w->a = NULL;
+    w->m = NULL;
+    rc = town_client(w, "", false, 0) ? MCP_OK : MCP_MISUSE;
+    if (!rc) {
+        town_attach(w);
+        rc = town_visit(w);
+    }
+    _exit((int)rc);
+}
+
+// Twelve processes find a token that has ended: one refreshes it, all use what
+// it got. The town is the parent's; it hears twelve requests, none in vain.
+static void test_refresh_processes(void) {
+    enum { MANY = 12 };
+    town w;
+    pid_t pid[MANY];
+    int left = MANY, status;
+
+    town_build(&w);
+    w.files = true;
+    if (!CHECK(town_client(&w, "", false, 0))) return;
+    town_attach(&w);
+    CHECK_INT(town_login(&w), MCP_OK);
+    memset(&w.n, 0, sizeof w.n);
+    w.unix_skew = 4000;
+    for (int i = 0; i < MANY; i++) {
+        pid[i] = fork();
+        if (pid[i] == 0) town_process(&w);
+    }
+    while (left) {
+        loop_turn(&w.s, w.s.loop.now + 5);
+        for (int i = 0; i < MANY; i++) {
+            if (pid[i] <= 0 || waitpid(pid[i], &status, WNOHANG) != pid[i])
+                continue;
+            CHECK(WIFEXITED(status));
+            CHECK_INT(WEXITSTATUS(status), MCP_OK);
+            pid[i] = 0;
+            left--;
+        }
+    }
+    CHECK_SAID(&w, "mcp 12 refresh 1");
+    town_close(&w);
+}
+
+// Where a secret may be sent, and where it may not.
+static void test_errand_url(void) {
+    static const struct {
+        const char *site, *to;
+        bool ok;
+    } cases[] = {
+        {"https://mcp.example.com/mcp", "https://as.example.com/token", true},
+        {"https://mcp.example.com/mcp", "http://as.example.com/token", false},
+        {"https://mcp.example.com/mcp", "http://127.0.0.1:1/token", false},
+        {"http://mcp.example.com/mcp", "http://mcp.example.com/token", false},
+        {"http://localhost:1/mcp", "http://127.0.0.1:2/token", true},
+        {"http://[::1]:1/mcp", "http://localhost/token", true},
+        {"http://127.0.0.1:1/mcp", "http://as.example.com/token", false},
+        {"http://127.0.0.1:1/mcp", "https://u:p@as.example.com/t", false},
+        {"http://127.0.0.1:1/mcp", "javascript:alert(1)", false},
+        {"http://127.0.0.1:1/mcp", "file:///etc/passwd", false},
+        {"http://127.0.0.1:1/mcp", "https://as.example.com/t#x", false}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        rig t;
+        url site, to;
+        errand e;
+        diag d;
+        mcp_code rc;
+        if (!CHECK(rig_init(&t, NULL))) return;
+        diag_init(&d, &t.m.mem, NULL);
+        CHECK_INT(url_parse(&t.m.mem, str_of(cases[i].site), &site), MCP_OK);
+        memset(&e, 0, sizeof e);
+        e.m = &t.m;
+        e.site = &site;
+        rc = errand_url(&e, str_of(cases[i].to), "it", &to, &d);
+        CHECK_INT(rc, cases[i].ok ? MCP_OK : MCP_OAUTH_FAILED);
+        CHECK(!strstr(buf_z(&d.detail), "u:p"));
+        if (!rc) url_free(&t.m.mem, &to);
+        CHECK_INT(errand_private(&e), site.host.ptr[0] != 'm');
+        e.inner = true;
+        CHECK(errand_private(&e));
+        url_free(&t.m.mem, &site);
+        diag_free(&d);
+        http_free(&t.m);
+        rig_free(&t);
+    }
+}
+
+static const test tests_auth[] = {
+    {"16f.sign-in", test_sign_in},
+    {"16f.public fr.85", test_sign_in_public},
+    {"16f.background", test_sign_in_background},
+    {"16f.elsewhere", test_sign_in_elsewhere},
+    {"16f.refresh-401", test_refresh_401},
+    {"16f.refresh-ahead", test_refresh_ahead},
+    {"16f.refresh-ahead-fails", test_refresh_ahead_fails},
+    {"16f.refresh-fails", test_refresh_fails},
+    {"16f.refresh-hangs", test_refresh_hangs},
+    {"16f.refused-together", test_refused_together},
+    {"16f.refused-for-ever fr.75", test_refused_for_ever},
+    {"16f.refused-after-ahead", test_refused_after_ahead},
+    {"16f.step-up", test_step_up},
+    {"16f.step-up-background", test_step_up_background},
+    {"16f.scopes", test_scopes},
+    {"16f.client", test_client},
+    {"16f.client-secret", test_client_secret},
+    {"16f.client-unknown", test_client_unknown},
+    {"16f.client-forgotten fr.79", test_client_forgotten},
+    {"16f.pinned", test_pinned},
+    {"16f.migration", test_migration},
+    {"16f.iss", test_iss},
+    {"16f.metadata-bad", test_metadata_bad},
+    {"16f.old-rules", test_old_rules},
+    {"16f.login-public", test_login_public},
+    {"16f.login-answers", test_login_answers},
+    {"16f.login-mended", test_login_mended},
+    {"16f.login-busy", test_login_busy},
+    {"16f.login-given-up", test_login_given_up},
+    {"16f.login-port", test_login_port},
+    {"16f.login-browser", test_login_browser},
+    {"16f.login-no-browser", test_login_no_browser},
+    {"16f.refresh-orphan", test_refresh_orphan},
+    {"16f.refresh-twice", test_refresh_twice},
+    {"16f.refresh-signed-out", test_refresh_signed_out},
+    {"16f.store-locked", test_store_locked},
+    {"16f.store-refuses", test_store_refuses},
+    {"16f.store-damaged", test_store_damaged},
+    {"16f.unattended", test_unattended},
+    {"16f.unattended-enterprise", test_unattended_enterprise},
+    {"16f.unattended-fails", test_unattended_fails},
+    {"16f.dpop", test_dpop},
+    {"16f.logout", test_logout},
+    {"16f.logout-damaged", test_logout_damaged},
+    {"16f.masked", test_auth_masked},
+    {"16f.errand-url", test_errand_url},
+    {"16f.refresh-processes", test_refresh_processes},
+    {"16f.torture", test_auth_torture},
+};
+
+#endif  // USE_OAUTH
 //=============================================================================
 // MARK: - 17 RPC
 //=============================================================================
@@ -12291,6 +20693,8 @@ static mcp *trial_mcp(trial *b) {
 static void trial_config(mcp *m) {
     m->opt.config_dir = "/nonexistent";
     m->opt.no_cache = true;
+    m->opt.client_name = "mcp-c";
+    m->opt.credentials = "memory";
 }
 
 static bool trial_init(trial *b, mem *mm) {
@@ -12308,6 +20712,8 @@ static bool trial_init(trial *b, mem *mm) {
     buf_init(&b->events, &b->fake.mem, SIZE_MAX);
     m->opt.on_event = trial_event;
     m->opt.user = b;
+    m->opt.client_name = "mcp-c";
+    m->opt.credentials = "memory";
     trial_config(m);
     b->s = NULL;
     b->ticket = 0;
@@ -12336,8 +20742,10 @@ static void trial_free(trial *b) {
 
     job_end(m, &b->me);
     servers_free(m);
+    auths_free(m);
     http_free(m);
     while (!procs_gone(m)) loop_turn(m, m->loop.now + 10);
+    vaults_free(m);
     config_free(m->config);
     diag_free(&b->d);
     buf_free(&b->events);
@@ -13236,6 +21644,100 @@ static void test_wire_counts(void) {
     trial_free(&b);
 }
 
+#if USE_LEGACY
+
+// An array of messages on one line (2025-03-26): each is one of its own, and
+// none of our answers is an array (fr.32).
+static void batch_say(fake *p, mcp_json msg, str line) {
+    char text[900], id[40];
+
+    if (!fake_is(msg, "hold")) {
+        legacy_say(p, msg, line);
+        return;
+    }
+    snprintf(id, sizeof id, "%d", (int)mcp_integer(json_get(msg, S("id")), 0));
+    snprintf(text, sizeof text, "[ {\"jsonrpc\":\"2.0\",\"id\":\"a\","
+             "\"method\":\"ping\"} , {\"jsonrpc\":\"2.0\",\"method\":"
+             "\"notifications/progress\",\"params\":{\"progressToken\":%s,"
+             "\"progress\":1,\"message\":\"half\"}}, {\"jsonrpc\":\"2.0\","
+             "\"id\":\"b\",\"method\":\"nope\"},{\"jsonrpc\":\"2.0\",\"id\":%s,"
+             "\"result\":{}}, \"x\", {\"jsonrpc\":\"2.0\",\"id\":\"c\","
+             "\"method\":\"ping\"} ]", id, id);
+    fake_puts(p, text);
+}
+
+static void test_wire_batch(void) {
+    trial b;
+    request *r;
+
+    if (!trial_legacy(&b, batch_say)) return;
+    CHECK_INT(trial_connect(&b, 20000), MCP_OK);
+    r = trial_ask(&b, "hold", "{}", 7);
+    trial_wait(&b, r, 1000);
+    CHECK_INT(r->failed.code, MCP_OK);
+    request_free(trial_mcp(&b), r);
+    trial_pass(&b, 5);
+    CHECK(trial_saw(&b, "3 half\n"));
+    CHECK(trial_wrote(&b,
+        "\n{\"jsonrpc\":\"2.0\",\"id\":\"a\",\"result\":{}}\n"
+        "{\"jsonrpc\":\"2.0\",\"id\":\"b\",\"error\":{"
+        "\"code\":-32601,\"message\":\"Method not found\"}}\n"
+        "{\"jsonrpc\":\"2.0\",\"id\":\"c\",\"result\":{}}\n"));
+    CHECK_STR(str_of(b.s->junk), S("\"x\""));
+    CHECK_INT(trial_call(&b, "echo", "{}"), MCP_OK);
+    trial_free(&b);
+}
+
+// How many there may be, what is too much to answer, and the modern era, which
+// knows no batches.
+static void test_wire_batch_limits(void) {
+    for (int over = 0; over < 2; over++) {
+        trial b;
+        if (!trial_legacy(&b, legacy_say)) return;
+        CHECK_INT(trial_connect(&b, 20000), MCP_OK);
+        b.fake.lines = 0;
+        buf_byte(&b.fake.out, '[');
+        for (int i = 0; i < LIMIT_BATCH + over; i++)
+            buf_fmt(&b.fake.out, "%s{\"id\":%d,\"method\":\"ping\"}",
+                    i ? "," : "", i);
+        fake_puts(&b.fake, "]");
+        trial_pass(&b, 50);
+        CHECK_INT(b.fake.lines, over ? 0 : LIMIT_BATCH);
+        CHECK_INT(b.s->junk != NULL, over);
+        trial_free(&b);
+    }
+    for (int n = 0; n < 2; n++) {
+        trial b;
+        if (!trial_legacy(&b, legacy_say)) return;
+        CHECK_INT(trial_connect(&b, 20000), MCP_OK);
+        b.fake.lines = 0;
+        buf_add(&b.fake.out, S("[{\"method\":\"ping\",\"id\":1},{\"method\":"
+                               "\"ping\",\"id\":\""));
+        for (int i = 0; i < LIMIT_REPLIES - (n ? 0 : 200); i++)
+            buf_byte(&b.fake.out, 'i');
+        fake_puts(&b.fake, "\"},{\"method\":\"ping\",\"id\":3}]");
+        trial_pass(&b, 50);
+        CHECK_INT(b.fake.lines, 3 - n);
+        CHECK(trial_wrote(&b, "\"id\":1,\"result\""));
+        CHECK(trial_wrote(&b, "\n{\"jsonrpc\":\"2.0\",\"id\":3,\"result\""));
+        trial_free(&b);
+    }
+    {
+        trial b;
+        if (!trial_fake(&b, modern_say)) return;
+        CHECK_INT(trial_connect(&b, 20000), MCP_OK);
+        fake_puts(&b.fake, "[{\"jsonrpc\":\"2.0\",\"method\":"
+                           "\"notifications/message\",\"params\":{\"data\":"
+                           "\"no\"}}]");
+        trial_pass(&b, 5);
+        CHECK(!trial_saw(&b, "no\n"));
+        CHECK(b.s->junk != NULL);
+        trial_free(&b);
+    }
+}
+
+#endif  // USE_LEGACY
+
 #if USE_HTTP
 
 //-----------------------------------------------------------------------------
@@ -13251,7 +21753,7 @@ typedef struct web_conn {
 } web_conn;
 
 typedef struct web_ask {
-    str method, head, body;
+    str method, path, head, body;
     mcp_json msg;    // of a POST
     const char *rpc;  // its method
 } web_ask;
@@ -13265,9 +21767,15 @@ struct web {
     web_conn *held;  // of an unanswered "hold"
     void (*serve)(web *w, web_conn *c, const web_ask *a);
     buf log;         // a line for each request
+    int64_t gets[16];  // when each GET came
+    int got;
+    int64_t ended;   // when the first stream was ended
+    size_t gate;     // after so many bytes there is a pause; 0: never
     int mode, seen, accepts;
     const char *with;
     int status;
+    int call;        // the id of the last tools/call
+    void *own;       // the script's own
 };
 
 static str web_header(str head, const char *name) {
@@ -13348,12 +21856,17 @@ static void web_close(web *w, web_conn *c) {
 static void web_log(web *w, const web_ask *a) {
     static const char *const names[] = {
         "mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name"};
+    str place;
 
     buf_fmt(&w->log, "%.*s %s", MCP_ARG(a->method), a->rpc);
     for (size_t i = 0; i < COUNT(names); i++) {
         str v = web_header(a->head, names[i]);
         if (v.ptr) buf_fmt(&w->log, " %c=%.*s", names[i][4], MCP_ARG(v));
     }
+    place = web_header(a->head, "last-event-id");
+    if (place.ptr) buf_fmt(&w->log, " at=%.*s", MCP_ARG(place));
+    if (str_is(a->method, "GET") && w->got < (int)COUNT(w->gets))
+        w->gets[w->got++] = w->b.rig.now;
     buf_byte(&w->log, '\n');
 }
 
@@ -13371,6 +21884,14 @@ static bool web_request(web *w, web_conn *c) {
     if (c->in.len < end + 4 + length) return false;
     a.body = str_make(c->in.ptr + end + 4, (size_t)length);
     a.method = str_head(a.head, str_find(a.head, S(" ")));
+    a.path = str_skip(a.head, a.method.len + 1);
+    a.path = str_head(a.path, str_find(a.path, S(" ")));
+    if (!str_is(a.path, "/mcp")) {  // an issuer's: its forms are no messages
+        a.rpc = "";
+        w->serve(w, c, &a);
+        buf_drop(&c->in, end + 4 + (size_t)length);
+        return true;
+    }
     if (length)
         CHECK(json_parse(&w->b.fake.mem, a.body, &doc, NULL, NULL) == MCP_OK);
     a.msg = json_root(doc);
@@ -13399,9 +21920,12 @@ static void web_pump(web *w, web_conn *c) {
         buf_add(&c->in, str_make(bytes, (size_t)n));
     while (c->in.len && web_request(w, c)) {}
     while (c->out.len) {
-        ptrdiff_t k = o->send(o, c->fd, c->out.ptr, c->out.len);
+        size_t most = w->gate && w->gate < c->out.len ? w->gate : c->out.len;
+        ptrdiff_t k = o->send(o, c->fd, c->out.ptr, most);
         if (k <= 0) break;
         buf_drop(&c->out, (size_t)k);
+        if (!w->gate || (w->gate -= (size_t)k)) continue;
+        return;  // the rest comes in another turn
     }
     if (n == IO_END || n == IO_FAIL || (c->shut && !c->out.len))
         web_close(w, c);
@@ -13762,7 +22286,7 @@ static void test_http_shapes(void) {
          MCP_OK, 0, ""},
         {200, TYPE("text/event-stream"),
          ": ping\n\nid: 4\ndata:\n\nevent: other\ndata: {}\n\n",
-         MCP_CONNECTION_FAILED, 0, "ended before the answer"},
+         MCP_CONNECTION_FAILED, 0, "could not be taken up again"},
         {200, TYPE("application/json"), "", MCP_PROTOCOL_ERROR, 0,
          "no content"},
         {202, "", "", MCP_PROTOCOL_ERROR, 0, "status 202"},
@@ -13787,7 +22311,7 @@ static void test_http_shapes(void) {
          "you fool"},
         {401, TYPE("application/json"),
          "{\"jsonrpc\":\"2.0\",\"id\":%,\"error\":{\"code\":-1,"
-         "\"message\":\"bad\"}}", MCP_AUTHENTICATION_REQUIRED, 0, "401"},
+         "\"message\":\"bad\"}}", MCP_AUTHENTICATION_REQUIRED, 0, ""},
         {403, "", "", MCP_PERMISSION_DENIED, 0, "403"},
         {404, "", "", MCP_CONNECTION_FAILED, 0, "404"},
         {405, "", "", MCP_CONNECTION_FAILED, 0, "405"},
@@ -14113,14 +22637,50 @@ static void test_http_modern(void) {
     web_free(&w);
 }
 
-// -32020 and -32022 are refusals: once more, also for a call; then not.
+// Mirrored parameters (Streamable HTTP, "x-mcp-header") go with the call in the
+// modern era, and nowhere else.
+static void web_mirror(web *w, web_conn *c, const web_ask *a) {
+    str given = web_header(a->head, "mcp-param-region");
+
+    if (strcmp(a->rpc, "tools/call") == 0 && w->mode & 64)
+        CHECK_STR(given, S("eu"));
+    else
+        CHECK(!given.ptr);
+    if (w->mode & 64) web_modern(w, c, a);
+    else web_legacy(w, c, a);
+}
+
+static void test_http_mirror(void) {
+    for (int modern = 0; modern < 2; modern++) {
+        web w;
+        ask a = {0};
+        request *r;
+        if (!web_init(&w, web_mirror, "")) return;
+        w.mode = modern ? 64 | 1 : 0;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        a.method = "tools/call";
+        a.params = S("{\"name\":\"t\"}");
+        a.headers = S("Mcp-Param-Region: eu\r\n");
+        a.owner = &w.b.me;
+        a.once = true;
+        r = server_ask(w.b.s, &a);
+        trial_wait(&w.b, r, 1000);
+        CHECK_INT(r->failed.code, MCP_OK);
+        request_free(trial_mcp(&w.b), r);
+        CHECK_INT(web_count(&w, "POST tools/call"), 1);
+        web_free(&w);
+    }
+}
+
+// -32020 and -32022 are refusals: once more, also for a call; then not. (Of a
+// call whose headers were refused section 22 reads the tool's list first.)
 static void test_http_again(void) {
     static const struct {
         const char *error;
         int posts;
         mcp_code code;
     } cases[] = {
-        {"{\"code\":-32020,\"message\":\"m\"}", 2, MCP_OK},
+        {"{\"code\":-32020,\"message\":\"m\"}", 1, MCP_PROTOCOL_ERROR},
         {"{\"code\":-32022,\"message\":\"m\",\"data\":{\"supported\":"
          "[\"2026-07-28\"]}}", 2, MCP_OK},
         {"{\"code\":-32022,\"message\":\"m\",\"data\":{\"supported\":"
@@ -14201,6 +22761,555 @@ static void test_http_limit(void) {
         }
 }
 
+//-----------------------------------------------------------------------------
+// Streams that end too soon
+
+// A tools/call is answered by a stream that ends at once, after the events in
+// `with` ('$' stands for the id of the request). GETs get, one after the other,
+// the lines of `kept`: a status, or events, with a '~' before it for a stream
+// that stays open and a '!' for one that is cut.
+static void web_script(web *w, web_conn *c, const char *text) {
+    bool stay = *text == '~', cut = *text == '!';
+    buf line;
+
+    if (*text >= '0' && *text <= '9') {
+        int status = (*text - '0') * 100 + (text[1] - '0') * 10 + text[2] - '0';
+        web_reply(c, status, "", "");
+        return;
+    }
+    web_stream(c);
+    buf_init(&line, &w->b.fake.mem, SIZE_MAX);
+    for (text += stay || cut; *text; text++) {
+        if (*text == '$') buf_fmt(&line, "%d", w->call);
+        else if (*text == '|') buf_byte(&line, '\n');
+        else buf_byte(&line, *text);
+    }
+    if (line.len) web_chunk(c, buf_z(&line));
+    buf_free(&line);
+    if (stay) return;
+    if (!w->ended) w->ended = w->b.rig.now;
+    if (cut) c->shut = true;
+    else web_end_stream(c);
+}
+
+static void web_polls(web *w, web_conn *c, const web_ask *a) {
+    char text[1000];
+    str line, rest = buf_str(&w->b.kept);
+
+    if (strcmp(a->rpc, "tools/call") == 0) {
+        w->call = (int)mcp_integer(json_get(a->msg, S("id")), 0);
+        web_script(w, c, w->with);
+    } else if (str_is(a->method, "GET") && w->b.kept.len) {
+        str_cut(rest, '\n', &line, &rest);
+        snprintf(text, sizeof text, "%.*s", MCP_ARG(line));
+        if (rest.len) buf_drop(&w->b.kept, line.len + 1);
+        w->get = c;
+        web_script(w, c, text);
+    } else if (!(w->mode & 64) || strcmp(a->rpc, "server/discover")) {
+        web_legacy(w, c, a);
+    } else {
+        web_modern(w, c, a);
+    }
+}
+
+#define PRIMING "id: ev-1|retry: 500|data: ||"
+#define SAID                                                                  \
+    "event: message|id: ev-3|data: {\"jsonrpc\":\"2.0\",\"id\":$,\"result\":" \
+    "{\"said\":3}}||"
+
+// Without a GET stream of its own, unless `more` says so.
+static mcp_code polls_start(web *w, mem *mm, const char *first,
+                            const char *then) {
+    mcp_code rc = web_start(w, mm, web_polls, ",\"protocol\":\"legacy\"");
+
+    w->with = first;
+    w->b.kept.max = SIZE_MAX;
+    if (!rc) rc = trial_connect(&w->b, 20000);
+    buf_add(&w->b.kept, str_of(then));
+    w->got = 0;
+    return rc;
+}
+
+static mcp_code polls_call(web *w) {
+    return trial_call(&w->b, "tools/call", "{\"name\":\"t\"}");
+}
+
+// The way of the official suite (sse-retry): a priming event, the end, and the
+// answer on the stream that a GET opens half a second later.
+static void test_http_resume(void) {
+    web w;
+
+    if (!CHECK_INT(polls_start(&w, NULL, PRIMING,
+                               "~id: ev-2|data: ||" SAID), MCP_OK))
+        return;
+    CHECK_INT(polls_call(&w), MCP_OK);
+    CHECK_INT(w.got, 1);
+    CHECK(w.gets[0] - w.ended >= 500 && w.gets[0] - w.ended < 600);
+    CHECK(web_logged(&w, "GET - p=2025-06-18 s=secret-session-1 at=ev-1\n"));
+    CHECK_INT(web_count(&w, "POST tools/call"), 1);
+    CHECK_INT(w.b.s->state, SERVER_READY);
+    CHECK_INT(trial_call(&w.b, "echo", "{}"), MCP_OK);
+    web_free(&w);
+}
+
+// The same with the answer's bytes torn at every place, also between the two
+// line ends of CRLF (fr.53).
+static void test_http_resume_split(void) {
+    for (size_t at = 1; at < 300; at++) {
+        web w;
+        request *r;
+        if (!CHECK_INT(polls_start(&w, NULL, "id: ev-1\r|retry: 500\r|data: \r|"
+                                   "\r|", "id: ev-2|data: ||\n" SAID), MCP_OK))
+            return;
+        r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+        while (w.ended == 0 && !r->done) trial_pass(&w.b, 1);
+        w.gate = at;
+        trial_wait(&w.b, r, 60000);
+        CHECK_INT(r->failed.code, MCP_OK);
+        CHECK_INT(mcp_integer(json_get(r->result, S("said")), 0), 3);
+        CHECK_INT(w.got, 2);
+        CHECK(web_logged(&w, "at=ev-2"));
+        CHECK(!w.gate || at > 270);
+        request_free(trial_mcp(&w.b), r);
+        web_free(&w);
+    }
+}
+
+// What each attempt brings, how long it is waited for, and how it ends.
+static void test_http_resume_ways(void) {
+    static const struct {
+        const char *first, *then;
+        mcp_code code;
+        int gets;
+        int64_t first_wait, last_wait;
+        const char *detail;
+    } cases[] = {
+        // Five in a row without an event, each half as long again.
+        {"id: a|data: ||", "", MCP_CONNECTION_FAILED, 5, 1000, 5062,
+         "5 more times"},
+        {"!id: a|data: ||", "!", MCP_CONNECTION_FAILED, 5, 1000, 5062,
+         "5 more times"},
+        {"id: a|data: ||", "503", MCP_CONNECTION_FAILED, 5, 1000, 5062,
+         "503"},
+        {"id: a|retry: 20000|data: ||", "", MCP_CONNECTION_FAILED, 5, 20000,
+         30000, "5 more times"},
+        {"id: a|retry: 40000|data: ||", "", MCP_CONNECTION_FAILED, 5, 40000,
+         40000, "5 more times"},
+        // "retry" may come alone, and again later.
+        {"id: a|data: ||retry: 300||", "\n\nretry: 700||\n" SAID, MCP_OK, 4,
+         300, 700 * 27 / 8, ""},
+        // An event begins the count anew.
+        {"id: a|data: ||", "\n\n\n\n: x||id: b|data: ||\n\n" SAID, MCP_OK, 7,
+         1000, 1500, ""},
+        // No pause at all is not what we do.
+        {"id: a|retry: 0|data: ||", SAID, MCP_OK, 1, 100, 100, ""},
+        {"id: a|retry: x|data: ||", SAID, MCP_OK, 1, 1000, 1000, ""},
+        // The server does not know the stream, or has none.
+        {"id: a|data: ||", "405", MCP_CONNECTION_FAILED, 1, 1000, 1000,
+         "could not be taken up again"},
+        {"id: a|data: ||", "404", MCP_CONNECTION_FAILED, 1, 1000, 1000,
+         "not sent again"},
+        {"id: a|data: ||", "400", MCP_PROTOCOL_ERROR, 1, 1000, 1000, "400"},
+        {"id: a|data: ||", "401", MCP_AUTHENTICATION_REQUIRED, 1, 1000, 1000,
+         "not sent again"},
+        {"id: a|data: ||", "202", MCP_PROTOCOL_ERROR, 1, 1000, 1000,
+         "could not"},
+        // Nothing to go on from.
+        {"", "", MCP_CONNECTION_FAILED, 0, 0, 0, "ended before the answer"},
+        {"!data: {}||", "", MCP_CONNECTION_FAILED, 0, 0, 0, "closed"},
+        {"id: a|data: ||id:|data: ||", "", MCP_CONNECTION_FAILED, 0, 0, 0,
+         "ended before the answer"},
+        {"id: a\001b|data: ||", "", MCP_CONNECTION_FAILED, 0, 0, 0,
+         "ended before the answer"}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        web w;
+        mcp_code rc;
+        bool ok;
+        if (!CHECK_INT(polls_start(&w, NULL, cases[i].first, cases[i].then),
+                       MCP_OK))
+            return;
+        if (!w.b.kept.len) buf_byte(&w.b.kept, '\n');
+        trial_mcp(&w.b)->opt.timeout_ms = 600000;
+        rc = polls_call(&w);
+        ok = CHECK_INT(rc, cases[i].code);
+        ok = CHECK(detail_has(&w.b.d, cases[i].detail)) && ok;
+        ok = CHECK_INT(w.got, cases[i].gets) && ok;
+        if (ok && w.got) {
+            int64_t last = w.gets[w.got - 1] - w.ended;
+            if (w.got > 1) last = w.gets[w.got - 1] - w.gets[w.got - 2];
+            ok = CHECK(last >= cases[i].last_wait) &&
+                 CHECK(last < cases[i].last_wait + 100);
+        }
+        if (!ok) printf("%d: %s\n", (int)i, buf_z(&w.b.d.detail));
+        CHECK_INT(web_count(&w, "POST tools/call"), 1);
+        CHECK(!w.b.s->pending);
+        CHECK_INT(w.b.s->state, SERVER_READY);
+        web_free(&w);
+    }
+}
+
+// The call's own time runs on meanwhile, and is over when it is over; progress
+// moves it, on whichever stream it comes.
+static void test_http_resume_time(void) {
+    static const char progress[] =
+        "id: p|data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\""
+        ",\"params\":{\"progressToken\":$,\"progress\":%}}||";
+    web w;
+    request *r;
+    int64_t from;
+
+    if (!CHECK_INT(polls_start(&w, NULL, "id: a|retry: 99999999999|data: ||",
+                               "405"), MCP_OK))
+        return;
+    from = w.b.rig.now;
+    r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+    trial_wait(&w.b, r, 100000);
+    CHECK_INT(r->failed.code, MCP_TIMEOUT);
+    CHECK(w.b.rig.now - from >= TIME_CALL);
+    CHECK(w.b.rig.now - from < TIME_CALL + 200);
+    CHECK(detail_has(&r->failed, "not sent again"));
+    request_free(trial_mcp(&w.b), r);
+    web_settle(&w);
+    CHECK(web_logged(&w, "POST notifications/cancelled"));
+    CHECK_INT(w.got, 0);
+    CHECK(!w.b.s->pending);
+    web_free(&w);
+
+    if (!CHECK_INT(polls_start(&w, NULL, "id: a|retry: 20000|data: ||", ""),
+                   MCP_OK))
+        return;
+    for (int i = 1; i < 4; i++) {
+        str at = S(progress);
+        size_t hole = str_find(at, S("%"));
+        buf_add(&w.b.kept, str_head(at, hole));
+        buf_fmt(&w.b.kept, "%d", i);
+        buf_add(&w.b.kept, str_skip(at, hole + 1));
+        buf_byte(&w.b.kept, '\n');
+    }
+    buf_add(&w.b.kept, S(SAID));
+    from = w.b.rig.now;
+    r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 9);
+    trial_wait(&w.b, r, 200000);
+    CHECK_INT(r->failed.code, MCP_OK);
+    CHECK(w.b.rig.now - from >= 80000);
+    CHECK_INT(w.got, 4);
+    request_free(trial_mcp(&w.b), r);
+    web_free(&w);
+}
+
+// Waits between attempts, whatever a server asks for.
+static void test_wire_backoff(void) {
+    static const struct {
+        int64_t first;
+        int times;
+        int64_t want;
+    } cases[] = {{1000, 0, 1000},      {1000, 1, 1500},
+                 {1000, 2, 2250},      {1000, 8, 25624},
+                 {1000, 9, 30000},     {1000, 1000000, 30000},
+                 {100, 5, 757},        {29999, 0, 29999},
+                 {29999, 1, 30000},    {30000, 3, 30000},
+                 {30001, 3, 30001},    {TIME_RETRY_MOST, 0, TIME_RETRY_MOST},
+                 {INT64_MAX, 9, TIME_RETRY_MOST}};
+
+    for (size_t i = 0; i < COUNT(cases); i++)
+        CHECK_INT(wire_backoff(cases[i].first, cases[i].times), cases[i].want);
+}
+
+// The place in a stream is a server's text: as long as a line of an event may
+// be, it is sent back whole.
+static void test_http_resume_place(void) {
+    for (int over = 0; over < 2; over++) {
+        web w;
+        buf first;
+        size_t n = (size_t)LIMIT_SSE_LINE - 3 + (size_t)over;
+        buf_init(&first, &(mem){fake_alloc, NULL}, SIZE_MAX);
+        buf_add(&first, S("id:"));
+        while (first.len < n + 3) buf_byte(&first, 'p');
+        buf_add(&first, S("|data: ||"));
+        if (CHECK_INT(polls_start(&w, NULL, buf_z(&first), SAID), MCP_OK)) {
+            CHECK_INT(polls_call(&w), over ? MCP_LIMIT_EXCEEDED : MCP_OK);
+            CHECK_INT(w.got, !over);
+            if (!over) CHECK(web_logged(&w, "at=ppp") && w.log.len > n);
+        }
+        buf_free(&first);
+        web_free(&w);
+    }
+}
+
+// While one waits for its stream: it is given up; the connection is closed; the
+// answer comes on another stream; the session ends; the server goes away.
+static void test_http_resume_waiting(void) {
+    for (int how = 0; how < 6; how++) {
+        web w;
+        request *r;
+        char said[40];
+        if (!CHECK_INT(polls_start(&w, NULL, PRIMING, SAID), MCP_OK)) return;
+        trial_mcp(&w.b)->opt.timeout_ms = 600000;
+        if (how == 2) {
+            buf_clear(&w.b.kept);
+            w.mode |= WEB_GET;
+            w.b.s->no_stream = false;
+            wire_listen(w.b.s->wire);
+            web_settle(&w);
+        }
+        r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+        while (!w.ended) trial_pass(&w.b, 1);
+        trial_pass(&w.b, 100);
+        CHECK(r->sent && !r->done && r->transport);
+        snprintf(said, sizeof said, "%d", (int)r->id);
+        if (how == 0) request_free(trial_mcp(&w.b), r);
+        if (how == 1) server_close(w.b.s);
+        if (how == 2 && CHECK(w.get)) web_event_result(w.get, str_of(said),
+                                                       "{\"said\":4}");
+        if (how == 3) {
+            w.seen++;
+            CHECK_INT(trial_call(&w.b, "echo", "{}"), MCP_OK);
+        }
+        if (how == 4) {
+            trial_mcp(&w.b)->os.close(&trial_mcp(&w.b)->os, w.fd);
+            for (size_t i = 0; i < COUNT(w.conn); i++)
+                web_close(&w, &w.conn[i]);
+            w.fd = -1;
+        }
+        if (how == 5) w.b.s->wire->session_no++;
+        if (how) trial_wait(&w.b, r, 60000);
+        else web_settle(&w);
+        if (how) CHECK_INT(r->failed.code, how == 1   ? MCP_CANCELLED
+                                           : how == 2 ? MCP_OK
+                                                      : MCP_CONNECTION_FAILED);
+        if (how && how != 2) CHECK(detail_has(&r->failed, "not sent again"));
+        if (how == 3 || how == 5)
+            CHECK(detail_has(&r->failed, "the session ended"));
+        if (how == 4) CHECK(detail_has(&r->failed, "5 more times"));
+        if (!how) CHECK(web_logged(&w, "POST notifications/cancelled"));
+        if (how) request_free(trial_mcp(&w.b), r);
+        CHECK(!w.b.s->pending);
+        CHECK_INT(web_count(&w, "POST tools/call"), 1);
+        if (w.fd < 0)
+            CHECK(trial_mcp(&w.b)->os.listen(&trial_mcp(&w.b)->os, &w.at,
+                                             &w.fd) == OS_OK);
+        web_free(&w);
+    }
+}
+
+// What the server asks on a stream that was taken up again is answered; a
+// modern server's stream never is taken up.
+static void test_http_resume_asked(void) {
+    web w;
+
+    if (!CHECK_INT(polls_start(&w, NULL, PRIMING,
+                               "id: b|data: {\"jsonrpc\":\"2.0\",\"id\":0,"
+                               "\"method\":\"ping\"}||" SAID), MCP_OK))
+        return;
+    CHECK_INT(polls_call(&w), MCP_OK);
+    web_settle(&w);
+    CHECK(web_logged(&w, "POST (answer) p=2025-06-18 s=secret-session-1\n"));
+    web_free(&w);
+
+    if (!web_init(&w, web_polls, "")) return;
+    w.mode = 64;
+    CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+    CHECK(w.b.s->modern);
+    w.with = PRIMING;
+    CHECK_INT(polls_call(&w), MCP_CONNECTION_FAILED);
+    CHECK(detail_has(&w.b.d, "ended before the answer"));
+    CHECK(detail_has(&w.b.d, "not sent again"));
+    CHECK_INT(w.got, 0);
+    web_free(&w);
+}
+
+// The GET stream is asked for again too, and lists are doubtful whenever it
+// was away.
+static void test_http_stream_again(void) {
+    static const struct {
+        const char *then;
+        int gets;
+        int64_t last_wait;
+        bool open;
+    } cases[] = {{"", 6, 5062, false},
+                 {"!", 6, 5062, false},
+                 {"~", 2, 1000, true},
+                 {"id: x|retry: 7000|data: ||\n\n\n~", 5, 15750, true},
+                 {"id: x|retry: 3|data: ||\n~", 3, 1000, true},
+                 {"\n\n503\n405", 5, 3375, false},
+                 {"404", 2, 1000, false}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        web w;
+        uint32_t before, known;
+        if (!web_init(&w, web_polls, ",\"protocol\":\"legacy\"")) return;
+        w.b.kept.max = SIZE_MAX;
+        buf_add(&w.b.kept, S("~id: s|data: ||\n"));
+        buf_add(&w.b.kept, str_of(cases[i].then));
+        if (!*cases[i].then) buf_byte(&w.b.kept, '\n');
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        trial_pass(&w.b, 1000);
+        CHECK(w.b.s->stream_open);
+        before = w.b.s->changed[LIST_TOOLS];
+        if (!CHECK(w.get != NULL)) return;
+        web_end_stream(w.get);
+        trial_pass(&w.b, 20);
+        CHECK(!w.b.s->stream_open);
+        trial_pass(&w.b, 100000);
+        CHECK_INT(w.b.s->stream_open, cases[i].open);
+        if (!CHECK_INT(w.got, cases[i].gets)) printf("%d\n", (int)i);
+        if (w.got > 2) {
+            int64_t last = w.gets[w.got - 1] - w.gets[w.got - 2];
+            CHECK(last >= cases[i].last_wait);
+            CHECK(last < cases[i].last_wait + 100);
+        }
+        CHECK(web_logged(&w, "s=secret-session-1 at=s\n"));
+        known = w.b.s->changed[LIST_TOOLS];
+        if (cases[i].open) CHECK(known > before);
+        CHECK_INT(w.b.s->noted[LIST_TOOLS], 0);
+        CHECK(!w.b.s->no_stream);
+        CHECK_INT(w.b.s->state, SERVER_READY);
+        CHECK_INT(trial_call(&w.b, "echo", "{}"), MCP_OK);
+        web_free(&w);
+    }
+}
+
+// A connection that is closed, or whose session is renewed, while its stream
+// is to be opened again.
+static void test_http_stream_closed(void) {
+    for (int renew = 0; renew < 2; renew++) {
+        web w;
+        if (!web_init(&w, web_legacy, "")) return;
+        w.mode = WEB_GET;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        trial_pass(&w.b, 10);
+        if (!CHECK(w.get != NULL)) return;
+        web_end_stream(w.get);
+        trial_pass(&w.b, 100);
+        CHECK(w.b.s->wire->stream && !w.b.s->wire->stream->x);
+        if (renew) {
+            w.seen++;
+            CHECK_INT(trial_call(&w.b, "echo", "{}"), MCP_OK);
+            trial_pass(&w.b, 3000);
+            CHECK(w.b.s->stream_open);
+            CHECK(web_logged(&w, "GET - p=2025-06-18 s=secret-session-3"));
+        } else {
+            server_close(w.b.s);
+            trial_pass(&w.b, 3000);
+            CHECK_INT(w.b.s->state, SERVER_OFF);
+        }
+        CHECK_INT(w.got, renew ? 2 : 1);
+        web_free(&w);
+    }
+}
+
+// A host that takes questions gets the GET stream even from a server that
+// tells no changes: there the question may come while a POST waits.
+static void web_asks(web *w, web_conn *c, const web_ask *a) {
+    str id = mcp_raw(json_get(a->msg, S("id")));
+    char kept[40];
+
+    if (strcmp(a->rpc, "initialize") == 0) {
+        CHECK(mcp_exists(json_get(json_get(json_get(a->msg, S("params")),
+                                           S("capabilities")),
+                                  S("elicitation"))));
+        web_result(c, a, "", INIT_AS("2025-11-25", CAPS_TOOLS));
+    } else if (strcmp(a->rpc, "tools/call") == 0) {
+        w->held = c;
+        w->call = (int)mcp_integer(json_get(a->msg, S("id")), 0);
+        if (CHECK(w->get != NULL))
+            web_event(w->get, "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":"
+                      "\"elicitation/create\",\"params\":{\"message\":\"who\","
+                      "\"requestedSchema\":{\"type\":\"object\",\"properties\""
+                      ":{\"n\":{\"type\":\"string\",\"default\":\"x\"}}}}}");
+    } else if (strcmp(a->rpc, "(answer)") == 0) {
+        CHECK_STR(id, S("0"));
+        CHECK_STR(mcp_view(json_get(json_get(a->msg, S("result")),
+                                    S("action"))), S("accept"));
+        web_reply(c, 202, "", "");
+        snprintf(kept, sizeof kept, "%d", w->call);
+        if (CHECK(w->held != NULL)) {
+            web_stream(w->held);
+            web_event_result(w->held, str_of(kept), "{\"said\":5}");
+            web_end_stream(w->held);
+        }
+    } else {
+        web_slow_get(w, c, a);
+    }
+}
+
+static void web_answers(void *user, const mcp_event *e) {
+    trial *b = user;
+    if (e->type == MCP_EV_ASK)
+        CHECK_INT(question_answer(trial_mcp(b), e->id,
+                                  S("{\"action\":\"accept\"}"), &b->d), MCP_OK);
+    else trial_event(user, e);
+}
+
+static void test_http_stream_asked(void) {
+    for (int late = 0; late < 2; late++) {
+        web w;
+        int64_t from;
+        if (!web_init(&w, web_asks, ",\"protocol\":\"legacy\"")) return;
+        w.mode = WEB_NO_SESSION | (late ? 64 : WEB_GET);
+        trial_mcp(&w.b)->opt.asks = MCP_ASK_ELICIT;
+        trial_mcp(&w.b)->opt.on_event = web_answers;
+        from = w.b.rig.now;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        CHECK_INT(w.b.s->stream_open, !late);
+        CHECK_INT(w.b.rig.now - from >= TIME_STREAM_HEAD, late);
+        if (late && CHECK(w.get)) web_stream(w.get);
+        CHECK_INT(trial_call(&w.b, "tools/call", "{\"name\":\"t\"}"), MCP_OK);
+        CHECK_INT(w.got, 1);
+        web_free(&w);
+    }
+}
+
+// Batches (2025-03-26): in a body and in an event, several requests of the
+// server among them, each answered by a POST of its own (fr.32).
+static void web_batch(web *w, web_conn *c, const web_ask *a) {
+    char text[2000];
+    str id = mcp_raw(json_get(a->msg, S("id")));
+
+    if (strcmp(a->rpc, "tools/call")) {
+        web_legacy(w, c, a);
+        return;
+    }
+    snprintf(text, sizeof text,
+             "[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"},7,null,[],"
+             "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\","
+             "\"params\":{\"data\":\"one\"}},{},"
+             "{\"jsonrpc\":\"2.0\",\"id\":\"b\",\"method\":\"nope\"},%s"
+             "{\"jsonrpc\":\"2.0\",\"id\":%.*s,\"result\":{\"said\":6}}]",
+             w->with ? w->with : "", MCP_ARG(id));
+    if (w->mode & WEB_SSE) {
+        web_stream(c);
+        web_event(c, text);
+        web_end_stream(c);
+    } else {
+        web_json(c, 200, "", text);
+    }
+}
+
+static void test_http_batch(void) {
+    for (int mode = 0; mode < 4; mode++) {
+        web w;
+        mcp_code rc;
+        if (!web_init(&w, web_batch, ",\"protocol\":\"legacy\"")) return;
+        w.mode = mode & WEB_SSE;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        if (mode & 2)  // that is the answer; what else there is finds nobody
+            w.with = "{\"jsonrpc\":\"2.0\",\"error\":{\"code\":-7,\"message\":"
+                     "\"\"}},{\"jsonrpc\":\"2.0\",\"error\":{\"code\":-8,"
+                     "\"message\":\"\"}},";
+        rc = polls_call(&w);
+        CHECK_INT(rc, mode & 2 ? MCP_PROTOCOL_ERROR : MCP_OK);
+        if (rc) CHECK_INT(w.b.d.rpc_code, -7);
+        web_settle(&w);
+        CHECK_INT(web_count(&w, "POST (answer)"), 2);
+        CHECK(trial_saw(&w.b, "one\n"));
+        CHECK(w.b.s->junk != NULL);
+        CHECK_INT(w.b.s->state, SERVER_READY);
+        web_free(&w);
+    }
+}
+
 // A life over HTTP, with every allocation failing once: legacy with streams,
 // a session lost in between; modern with a subscription.
 static mcp_code torture_web(mem *mm, bool old) {
@@ -14222,6 +23331,29 @@ static mcp_code torture_web(mem *mm, bool old) {
     return rc;
 }
 
+// A stream that is taken up again, twice, with a batch on the way; and the GET
+// stream asked for again.
+static mcp_code torture_resume(mem *mm) {
+    web w;
+    mcp_code rc = polls_start(&w, mm, PRIMING,
+                              "id: ev-2|data: [{\"jsonrpc\":\"2.0\",\"id\":1,"
+                              "\"method\":\"ping\"},{\"jsonrpc\":\"2.0\","
+                              "\"id\":2,\"method\":\"x\"}]||\n~" SAID);
+
+    if (!rc) rc = polls_call(&w);
+    if (!rc) {
+        w.b.s->no_stream = false;
+        wire_listen(w.b.s->wire);
+        trial_pass(&w.b, 20);
+        if (w.get) web_end_stream(w.get);
+        trial_pass(&w.b, 2000);
+        rc = trial_call(&w.b, "echo", "{}");
+    }
+    if (w.b.s) server_close(w.b.s);
+    web_free(&w);
+    return rc;
+}
+
 static mcp_code torture_web_modern(mem *mm) {
     return torture_web(mm, false);
 }
@@ -14233,6 +23365,7 @@ static mcp_code torture_web_legacy(mem *mm) {
 static void test_http_torture(void) {
     torture(torture_web_modern);
     if (USE_LEGACY) torture(torture_web_legacy);
+    if (USE_LEGACY) torture(torture_resume);
 }
 
 #endif  // USE_HTTP
@@ -14259,6 +23392,8 @@ static const test tests_wire[] = {
     {"fr.2", test_wire_junk},
     {"wire.junk-told", test_wire_junk_told},
     {"wire.trace", test_wire_trace},
+    {"wire.batch", test_wire_batch},
+    {"wire.batch-limits", test_wire_batch_limits},
 #endif
 #if USE_HTTP
     {"wire.http-values", test_http_values},
@@ -14293,9 +23428,562 @@ static const test tests_wire[] = {
     {"wire.http-headers", test_http_headers},
     {"wire.http-bad-session", test_http_bad_session},
     {"wire.http-limit", test_http_limit},
+    {"wire.http-mirror", test_http_mirror},
+    {"wire.backoff", test_wire_backoff},
+    {"wire.http-resume", test_http_resume},
+    {"wire.http-resume-place", test_http_resume_place},
+    {"wire.http-resume-split", test_http_resume_split},
+    {"wire.http-resume-ways", test_http_resume_ways},
+    {"wire.http-resume-time", test_http_resume_time},
+    {"fr.73", test_http_resume_time},
+    {"wire.http-resume-waiting", test_http_resume_waiting},
+    {"wire.http-resume-asked", test_http_resume_asked},
+    {"wire.http-stream-again", test_http_stream_again},
+    {"wire.http-stream-closed", test_http_stream_closed},
+    {"wire.http-stream-asked", test_http_stream_asked},
+    {"wire.http-batch", test_http_batch},
+    {"fr.32", test_http_batch},
 #endif
 };
 
+//=============================================================================
+// MARK: - 18b Streamable HTTP: being let in
+//
+// A server that wants tokens and the issuer of them, in one, which counts what
+// it is sent. What one operation may cost is bounded: the first send, and one
+// after each remedy (one refresh, three sign-ins, one nonce).
+//=============================================================================
+
+#if USE_HTTP && USE_OAUTH && USE_LEGACY
+
+// tools/call meets the letters of `script`, one after another, the last one for
+// ever: '.' wants the token that counts, '1' says 401 whatever came, '3' more
+// scopes, 'f' no, 'n' another nonce; 'p' begins a stream, ends it, and forgets
+// the token.
+typedef struct gate {
+    const char *script;
+    const char *only;     // the one message that wants a token; NULL: all
+    int sends;            // of tools/call
+    int refreshes, codes, fetches, metadata, others;
+    int token;            // the one that counts
+    int asked;            // sign-ins begun
+    int token_status;     // of the token endpoint, if not 200
+    bool modern, dpop, no_refresh, mute;
+    uint64_t question;    // the last one, when `mute`
+    char state[100];
+} gate;
+
+static gate *web_own(const web *w) {
+    return w->own;
+}
+
+static void gate_meta(web *w, web_conn *c, str path) {
+    char text[900], site[60];
+
+    snprintf(site, sizeof site, "http://127.0.0.1:%d", (int)w->at.port);
+    if (str_is(path, "/.well-known/oauth-protected-resource/mcp"))
+        snprintf(text, sizeof text, "{\"resource\":\"%s/mcp\","
+                 "\"authorization_servers\":[\"%s\"]}", site, site);
+    else
+        snprintf(text, sizeof text, "{\"issuer\":\"%s\","
+                 "\"authorization_endpoint\":\"%s/authorize\","
+                 "\"token_endpoint\":\"%s/token\","
+                 "\"registration_endpoint\":\"%s/register\","
+                 "\"code_challenge_methods_supported\":[\"S256\"],"
+                 "\"dpop_signing_alg_values_supported\":[\"ES256\"],"
+                 "\"token_endpoint_auth_methods_supported\":[\"none\","
+                 "\"client_secret_basic\"]}", site, site, site, site);
+    web_own(w)->metadata++;
+    web_json(c, 200, "", text);
+}
+
+static void gate_token(web *w, web_conn *c, str form) {
+    gate *g = web_own(w);
+    char text[400];
+    bool refresh = str_find(form, S("grant_type=refresh_token")) != SIZE_MAX;
+
+    if (refresh) g->refreshes++;
+    else if (str_find(form, S("client_credentials")) != SIZE_MAX) g->fetches++;
+    else g->codes++;
+    if (g->token_status) {
+        web_json(c, g->token_status, "", "{}");
+    } else if (refresh && g->no_refresh) {
+        web_json(c, 400, "", "{\"error\":\"invalid_grant\"}");
+    } else {
+        g->token++;
+        snprintf(text, sizeof text, "{\"access_token\":\"tok-%d\","
+                 "\"refresh_token\":\"ref-%d\",\"token_type\":\"%s\","
+                 "\"expires_in\":3600}", g->token, g->token,
+                 g->dpop ? "DPoP" : "Bearer");
+        web_json(c, 200, "", text);
+    }
+}
+
+static void gate_refuse(web_conn *c, char letter, int n) {
+    char text[200];
+
+    if (letter == '3')
+        snprintf(text, sizeof text, "WWW-Authenticate: Bearer error="
+                 "\"insufficient_scope\", scope=\"s%d\"\r\n", n);
+    else if (letter == 'n')
+        snprintf(text, sizeof text, "WWW-Authenticate: DPoP error="
+                 "\"use_dpop_nonce\"\r\nDPoP-Nonce: nonce-%d\r\n", n);
+    else
+        snprintf(text, sizeof text, "WWW-Authenticate: Bearer\r\n");
+    web_json(c, letter == '3' || letter == 'f' ? 403 : 401,
+             letter == 'f' ? "" : text, "{\"jsonrpc\":\"2.0\",\"id\":null,"
+             "\"error\":{\"code\":-32001,\"message\":\"no\"}}");
+}
+
+static void web_gate(web *w, web_conn *c, const web_ask *a) {
+    gate *g = web_own(w);
+    str given = web_header(a->head, "authorization");
+    bool call = strcmp(a->rpc, "tools/call") == 0, mine = !g->only;
+    char want[40], letter = '.';
+
+    if (!str_is(a->path, "/mcp")) {
+        if (str_is(a->path, "/register"))
+            web_json(c, 201, "", "{\"client_id\":\"cid\"}");
+        else if (str_is(a->path, "/token")) gate_token(w, c, a->body);
+        else gate_meta(w, c, a->path);
+        if (!str_is(a->path, "/token")) g->others++;
+        CHECK(!str_starts(given, S("Bearer tok")));  // not theirs to see
+        return;
+    }
+    snprintf(want, sizeof want, "%s tok-%d", g->dpop ? "DPoP" : "Bearer",
+             g->token);
+    if (call) {
+        size_t n = strlen(g->script), at = (size_t)g->sends++;
+        letter = g->script[at < n ? at : n - 1];
+    }
+    if (g->only) mine = str_is(a->method, g->only) || !strcmp(a->rpc, g->only);
+    if (letter == 'p' && str_is(given, want)) {
+        w->call = (int)mcp_integer(json_get(a->msg, S("id")), 0);
+        web_script(w, c, PRIMING);
+        g->token++;
+        return;
+    }
+    if (str_is(given, want) && web_header(a->head, "last-event-id").ptr) {
+        web_script(w, c, "~" SAID);
+        return;
+    }
+    if (letter != '.' || (mine && !str_is(given, want)))
+        gate_refuse(c, letter == '.' ? '1' : letter, g->sends);
+    else if (g->modern) web_modern(w, c, a);
+    else web_legacy(w, c, a);
+}
+
+// The person: signs in at once, or not before gate_answer().
+static mcp_code gate_answer(trial *b, gate *g, uint64_t id) {
+    char text[300];
+
+    snprintf(text, sizeof text, "{\"callback\":\"http://127.0.0.1:9/cb?code="
+             "c%d&state=%s\"}", g->asked, g->state);
+    return question_answer(trial_mcp(b), id, str_of(text), &b->d);
+}
+
+static void gate_event(void *user, const mcp_event *e) {
+    trial *b = user;
+    gate *g = web_own((const web *)(const void *)b);
+    str link, state, rest;
+    mcp_code rc;
+
+    if (e->type != MCP_EV_ASK) {
+        trial_event(user, e);
+        return;
+    }
+    CHECK_INT(e->ask, MCP_ASK_SIGN_IN);
+    link = mcp_view(json_get(e->request, S("url")));
+    str_cut(str_skip(link, str_find(link, S("&state=")) + 7), '&', &state,
+            &rest);
+    snprintf(g->state, sizeof g->state, "%.*s", MCP_ARG(state));
+    g->asked++;
+    g->question = e->id;
+    if (g->mute) return;
+    rc = gate_answer(b, g, e->id);
+    if (rc == MCP_OUT_OF_MEMORY) rc = gate_answer(b, g, e->id);
+    CHECK_INT(rc, MCP_OK);
+}
+
+static mcp_code gate_start(web *w, gate *g, mem *mm, const char *more) {
+    mcp_code rc = web_start(w, mm, web_gate, more);
+    mcp *m = trial_mcp(&w->b);
+
+    w->own = g;
+    w->mode = g->modern ? 1 : WEB_GET;
+    m->opt.on_event = gate_event;
+    m->opt.asks = MCP_ASK_SIGN_IN;
+    m->opt.sign_in = true;
+    m->opt.redirect_uri = "http://127.0.0.1:9/cb";
+    return rc;
+}
+
+static bool gate_open(web *w, gate *g, const char *more) {
+    return CHECK_INT(gate_start(w, g, NULL, more), MCP_OK);
+}
+
+static void gate_forget(gate *g) {
+    g->sends = g->refreshes = g->codes = g->fetches = g->asked = 0;
+    g->metadata = g->others = 0;
+}
+
+// What one call costs, by what the server answers, with a token in hand that
+// the server may have forgotten.
+static void test_gate_counts(void) {
+    static const struct {
+        const char *script;
+        bool sign_in, revoked, no_refresh, dpop;
+        mcp_code code;
+        int sends, refreshes, codes;
+    } cases[] = {
+        {".", false, false, false, false, MCP_OK, 1, 0, 0},
+        {".", false, true, false, false, MCP_OK, 2, 1, 0},
+        {".", true, true, true, false, MCP_OK, 2, 1, 1},
+        {".", false, true, true, false, MCP_AUTHENTICATION_REQUIRED, 1, 1, 0},
+        {"1", false, false, false, false, MCP_AUTHENTICATION_REQUIRED, 2, 1, 0},
+        {"1", true, false, false, false, MCP_AUTHENTICATION_REQUIRED, 3, 1, 1},
+        {"11.", true, false, false, false, MCP_OK, 3, 1, 1},
+        {"3", false, false, false, false, MCP_PERMISSION_DENIED, 1, 0, 0},
+        {"3", true, false, false, false, MCP_PERMISSION_DENIED, 4, 0, 3},
+        {"33.", true, false, false, false, MCP_OK, 3, 0, 2},
+        {"13", true, false, false, false, MCP_PERMISSION_DENIED, 5, 1, 3},
+        {"f", true, false, false, false, MCP_PERMISSION_DENIED, 1, 0, 0},
+        {"n.", false, false, false, true, MCP_OK, 2, 0, 0},
+        {"n", false, false, false, true, MCP_AUTHENTICATION_REQUIRED, 3, 1, 0},
+        {"n1.", false, false, false, true, MCP_OK, 3, 1, 0}};
+
+    for (size_t i = 0; i < 2 * COUNT(cases); i++) {
+        size_t k = i / 2;
+        gate g = {0};
+        web w;
+        bool ok;
+        g.script = ".";
+        g.modern = i & 1;
+        g.dpop = cases[k].dpop;
+        if (!gate_open(&w, &g, g.dpop ? ",\"oauthDpop\":true" : "")) return;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        CHECK_INT(g.codes, 1);
+        CHECK_INT(polls_call(&w), MCP_OK);
+        gate_forget(&g);
+        g.script = cases[k].script;
+        g.no_refresh = cases[k].no_refresh;
+        g.token += cases[k].revoked;
+        trial_mcp(&w.b)->opt.sign_in = cases[k].sign_in;
+        ok = CHECK_INT(polls_call(&w), cases[k].code);
+        ok = CHECK_INT(g.sends, cases[k].sends) && ok;
+        ok = CHECK_INT(g.refreshes, cases[k].refreshes) && ok;
+        ok = CHECK_INT(g.codes, cases[k].codes) && ok;
+        if (!ok) printf("%d: %s\n", (int)i, buf_z(&w.b.d.detail));
+        CHECK(!detail_has(&w.b.d, "not sent again"));  // it did not run
+        if (cases[k].code)
+            CHECK_INT(w.b.d.http_status,
+                      cases[k].code == MCP_PERMISSION_DENIED ? 403 : 401);
+        CHECK_INT(w.b.s->state, SERVER_READY);
+        web_free(&w);
+    }
+}
+
+// Where the first refusal comes in the life of a connection: it is no verdict
+// on the era, and each message goes out again once it is let in.
+static void test_gate_places(void) {
+    static const char *const places[] = {
+        NULL, "server/discover", "initialize", "notifications/initialized",
+        "GET", "tools/call", "subscriptions/listen", "DELETE"};
+
+    for (size_t i = 0; i < 2 * COUNT(places); i++) {
+        gate g = {0};
+        web w;
+        uint32_t changed;
+        g.script = ".";
+        g.modern = i & 1;
+        g.only = places[i / 2];
+        if (!gate_open(&w, &g, "")) return;
+        if (g.modern) w.mode = 0;  // subscriptions are granted
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        CHECK_INT(w.b.s->modern, g.modern);
+        changed = w.b.s->changed[LIST_TOOLS];
+        CHECK_INT(polls_call(&w), MCP_OK);
+        if (g.only && strcmp(g.only, "tools/call") == 0)
+            CHECK(w.b.s->changed[LIST_TOOLS] > changed);  // another's lists
+        CHECK(g.sends <= 2 && g.codes <= 1 && g.refreshes == 0);
+        if (!g.modern) CHECK_INT(w.b.s->stream_open, !g.only ||
+                                 strcmp(g.only, "GET") != 0);
+        else CHECK(w.b.s->listen && !w.b.s->listen->done);
+        server_close(w.b.s);
+        web_settle(&w);
+        if (!g.only && !g.modern) CHECK(web_logged(&w, "DELETE"));
+        CHECK_INT(w.b.s->state, SERVER_OFF);
+        web_free(&w);
+    }
+}
+
+// A person takes 100 s, in the handshake and in a call: nothing is late. One
+// that never answers ends it at its own time.
+static void test_gate_slow(void) {
+    static const char *const places[] = {NULL, "tools/call"};
+
+    for (int i = 0; i < 4; i++) {
+        gate g = {0};
+        web w;
+        request *r;
+        int64_t from;
+        g.script = ".";
+        g.mute = true;
+        g.only = places[i & 1];
+        if (!gate_open(&w, &g, "")) return;
+        from = w.b.rig.now;
+        if (i & 1) {
+            CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+            r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+            trial_wait(&w.b, r, 100000);
+            CHECK(r->held && !r->done);
+        } else {
+            CHECK_INT(trial_connect(&w.b, 100000), MCP_PENDING);
+            r = NULL;
+        }
+        CHECK_INT(g.asked, 1);
+        if (i < 2) CHECK_INT(gate_answer(&w.b, &g, g.question), MCP_OK);
+        if (r) {
+            trial_wait(&w.b, r, 60000);
+            CHECK_INT(r->failed.code != MCP_OK, i >= 2);
+            CHECK_INT(g.sends, i < 2 ? 2 : 1);
+            request_free(trial_mcp(&w.b), r);
+        } else {
+            mcp_code rc;
+            while ((rc = server_ready(w.b.s, &w.b.ticket, &w.b.d)) ==
+                       MCP_PENDING && w.b.rig.now < from + 300000)
+                loop_turn(trial_mcp(&w.b), w.b.rig.now + 1000);
+            CHECK_INT(rc != MCP_OK, i >= 2);
+        }
+        if (i >= 2) CHECK(w.b.rig.now - from >= TIME_LOGIN &&
+                          w.b.rig.now - from < TIME_LOGIN + 2000);
+        else CHECK(w.b.rig.now - from < 101000);
+        web_free(&w);
+    }
+}
+
+// Several at once: one refresh, and each call is sent twice; when it fails all
+// are told, and none starts it anew.
+static void test_gate_together(void) {
+    for (int bad = 0; bad < 3; bad++) {
+        gate g = {0};
+        web w;
+        request *r[3];
+        g.script = ".";
+        if (!gate_open(&w, &g, "")) return;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        trial_mcp(&w.b)->opt.sign_in = false;
+        gate_forget(&g);
+        g.token++;
+        g.no_refresh = bad == 1;
+        g.token_status = bad == 2 ? 503 : 0;
+        for (int i = 0; i < 3; i++)
+            r[i] = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+        for (int i = 0; i < 3; i++) {
+            trial_wait(&w.b, r[i], 60000);
+            CHECK_INT(r[i]->failed.code == MCP_OK, !bad);
+            CHECK_STR(str_of(r[i]->failed.server), S("srv"));
+            request_free(trial_mcp(&w.b), r[i]);
+        }
+        CHECK_INT(g.refreshes, 1);
+        CHECK_INT(g.sends, bad ? 3 : 6);
+        // What failed for a moment is not lost: the next call refreshes.
+        g.token_status = 0;
+        gate_forget(&g);
+        CHECK_INT(polls_call(&w), bad == 1 ? MCP_AUTHENTICATION_REQUIRED
+                                           : MCP_OK);
+        CHECK(g.sends <= 2 && g.refreshes <= 1);
+        web_free(&w);
+    }
+}
+
+// A call that is given up while it waits to be let in; a connection that is
+// closed; a session that is renewed with an old token.
+static void test_gate_given_up(void) {
+    for (int how = 0; how < 3; how++) {
+        gate g = {0};
+        web w;
+        request *r;
+        g.script = ".";
+        g.mute = true;
+        g.only = how < 2 ? "tools/call" : NULL;
+        if (!gate_open(&w, &g, "")) return;
+        g.mute = how < 2;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        if (how == 2) {
+            gate_forget(&g);
+            w.seen++;    // the server has forgotten both
+            g.token++;
+            r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+            CHECK_INT(polls_call(&w), MCP_OK);
+            trial_wait(&w.b, r, 1000);
+            CHECK_INT(r->failed.code, MCP_OK);
+            request_free(trial_mcp(&w.b), r);
+            CHECK_INT(g.refreshes, 1);
+            CHECK(g.sends <= 6);
+            CHECK_INT(web_count(&w, "POST tools/call p=2025-06-18\n"), 0);
+            CHECK_INT(w.seen, 3);
+            web_free(&w);
+            continue;
+        }
+        r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 0);
+        trial_wait(&w.b, r, 5000);
+        CHECK(r->held);
+        if (how == 1) {
+            server_close(w.b.s);
+            CHECK_INT(r->failed.code, MCP_CANCELLED);
+            CHECK(!detail_has(&r->failed, "not sent again"));
+        }
+        request_free(trial_mcp(&w.b), r);
+        CHECK(!w.b.s->pending);
+        trial_pass(&w.b, 200000);
+        CHECK_INT(g.sends, 1);
+        CHECK(!web_logged(&w, "cancelled"));
+        web_free(&w);
+    }
+}
+
+// The GET stream may have its token refreshed, and is worth no sign-in.
+static void test_gate_stream(void) {
+    for (int bad = 0; bad < 2; bad++) {
+        gate g = {0};
+        web w;
+        g.script = ".";
+        if (!gate_open(&w, &g, "")) return;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        trial_pass(&w.b, 20);
+        gate_forget(&g);
+        g.token++;
+        g.no_refresh = bad;
+        if (!CHECK(w.get != NULL)) return;
+        web_end_stream(w.get);
+        trial_pass(&w.b, 60000);
+        CHECK_INT(w.b.s->stream_open, !bad);
+        CHECK(!w.b.s->no_stream);
+        CHECK_INT(g.refreshes, 1);
+        CHECK_INT(g.asked, 0);
+        CHECK_INT(w.got, bad ? 2 : 3);
+        CHECK_INT(w.b.s->state, SERVER_READY);
+        web_free(&w);
+    }
+}
+
+// Our answers to a server's questions are held and sent again like anything
+// else; so is the GET that takes up a call's stream, and the call is not.
+static void test_gate_answers(void) {
+    gate g = {0};
+    web w;
+
+    g.script = ".";
+    if (!gate_open(&w, &g, "")) return;
+    CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+    trial_pass(&w.b, 20);
+    gate_forget(&g);
+    g.token++;
+    if (!CHECK(w.get != NULL)) return;
+    web_event(w.get, "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"ping\"}");
+    web_event(w.get, "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}");
+    trial_pass(&w.b, 2000);
+    CHECK_INT(web_count(&w, "POST (answer)"), 4);
+    CHECK_INT(g.refreshes, 1);
+    gate_forget(&g);
+    w.got = 0;
+    g.script = "p";
+    CHECK_INT(polls_call(&w), MCP_OK);
+    CHECK_INT(g.sends, 1);
+    CHECK_INT(g.refreshes, 1);
+    CHECK_INT(w.got, 2);
+    CHECK_INT(web_count(&w, "at=ev-1"), 2);
+    gate_forget(&g);
+    g.no_refresh = true;
+    trial_mcp(&w.b)->opt.sign_in = false;
+    CHECK_INT(polls_call(&w), MCP_AUTHENTICATION_REQUIRED);
+    CHECK(detail_has(&w.b.d, "not sent again"));  // it ran
+    CHECK_INT(g.sends, 1);
+    web_free(&w);
+}
+
+// With a header of one's own none of this happens; without a person a token is
+// fetched, once.
+static void test_gate_alone(void) {
+    gate g = {0};
+    web w;
+
+    g.script = ".";
+    if (!gate_open(&w, &g, ",\"headers\":{\"Authorization\":\"Bearer x\"}"))
+        return;
+    CHECK_INT(trial_connect(&w.b, 20000), MCP_AUTHENTICATION_REQUIRED);
+    CHECK(!w.b.s->auth);
+    CHECK_INT(w.b.d.http_status, 401);
+    CHECK_INT(g.metadata + g.others + g.codes + g.fetches + g.asked, 0);
+    web_free(&w);
+
+    for (int always = 0; always < 2; always++) {
+        memset(&g, 0, sizeof g);
+        g.script = always ? "1" : ".";
+        g.only = "tools/call";
+        if (!gate_open(&w, &g, ",\"oauthGrant\":\"client_credentials\","
+                       "\"oauthClientId\":\"me\",\"oauthClientSecret\":"
+                       "\"hush\""))
+            return;
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        CHECK_INT(polls_call(&w), always ? MCP_AUTHENTICATION_REQUIRED
+                                         : MCP_OK);
+        CHECK_INT(g.sends, 2);
+        CHECK_INT(g.fetches, 1);
+        CHECK_INT(g.asked + g.codes, 0);
+        web_free(&w);
+    }
+}
+
+// All of it with each allocation failing once.
+static mcp_code torture_gate(mem *mm, bool modern) {
+    gate g = {0};
+    web w;
+    mcp_code rc;
+
+    g.script = "3.";
+    g.modern = modern;
+    rc = gate_start(&w, &g, mm, "");
+    if (!rc) rc = trial_connect(&w.b, 30000);
+    g.token++;
+    if (!rc) rc = polls_call(&w);
+    if (w.b.s) server_close(w.b.s);
+    web_free(&w);
+    return rc;
+}
+
+static mcp_code torture_gate_modern(mem *mm) {
+    return torture_gate(mm, true);
+}
+
+static mcp_code torture_gate_legacy(mem *mm) {
+    return torture_gate(mm, false);
+}
+
+static void test_gate_torture(void) {
+    torture(torture_gate_modern);
+    torture(torture_gate_legacy);
+}
+
+#endif  // USE_HTTP && USE_OAUTH && USE_LEGACY
+
+static const test tests_gate[] = {
+    {"gate.here", test_wire_together},  // so that it is never empty
+#if USE_HTTP && USE_OAUTH && USE_LEGACY
+    {"gate.counts", test_gate_counts},
+    {"fr.75", test_gate_counts},
+    {"gate.places", test_gate_places},
+    {"gate.slow", test_gate_slow},
+    {"gate.together", test_gate_together},
+    {"gate.given-up", test_gate_given_up},
+    {"gate.stream", test_gate_stream},
+    {"gate.answers", test_gate_answers},
+    {"gate.alone", test_gate_alone},
+    {"fr.83", test_gate_alone},
+    {"gate.torture", test_gate_torture},
+#endif
+};
 //=============================================================================
 // MARK: - 19 Protocol
 //=============================================================================
@@ -14373,7 +24061,7 @@ static void test_era_stream(void) {
         {"!{\"code\":-32020,\"message\":\"v\"}\n" MODERN, PROTOCOL_AUTO,
          MCP_OK, true, 2, "", ""},
         {"!{\"code\":-32021,\"message\":\"v\"}", PROTOCOL_AUTO,
-         MCP_PROTOCOL_ERROR, false, 1, "", "-32021"},
+         MCP_PROTOCOL_ERROR, false, 1, "", "does not offer"},
         {NO_METHOD, PROTOCOL_MODERN, MCP_PROTOCOL_ERROR, false, 1, "",
          "2026-07-28"},
         {"", PROTOCOL_AUTO, MCP_OK, false, 1, "initialize", ""},
@@ -14669,6 +24357,69 @@ static void test_era_listen(void) {
     }
 }
 
+// One that ends is asked for again (fr.96): after a second, then ever later,
+// five times in a row without news; a change that is told begins the count
+// anew. What was refused is not asked for again.
+static void again_say(fake *p, mcp_json msg, str line) {
+    char text[400];
+
+    listen_say(p, msg, line);
+    if (!fake_is(msg, "subscriptions/listen") || p->mode == 1) return;
+    snprintf(text, sizeof text, "{\"jsonrpc\":\"2.0\",\"method\":"
+             "\"notifications/subscriptions/acknowledged\",\"params\":{"
+             "\"_meta\":{\"" META_SUBSCRIPTION "\":%d},\"notifications\":"
+             "{\"toolsListChanged\":true}}}", p->seen);
+    fake_puts(p, text);
+    if (p->mode == 3 && p->opens++ == 3) {
+        snprintf(text, sizeof text, "{\"jsonrpc\":\"2.0\",\"method\":"
+                 "\"notifications/tools/list_changed\",\"params\":{\"_meta\":"
+                 "{\"" META_SUBSCRIPTION "\":%d}}}", p->seen);
+        fake_puts(p, text);
+    }
+    if (p->mode != 4) fake_answer(p, msg, "{\"resultType\":\"complete\"}");
+}
+
+static int listens(const trial *b) {
+    str s = buf_str(&b->fake.all);
+    int n = 0;
+
+    for (size_t at; (at = str_find(s, S("\"subscriptions/listen\""))) !=
+                    SIZE_MAX; n++)
+        s = str_skip(s, at + 1);
+    return n;
+}
+
+static void test_era_listen_again(void) {
+    static const struct {
+        int mode, after[4];  // so many by 0.9, 1.1, 2.6 s, and in the end
+    } cases[] = {{1, {1, 1, 1, 1}},
+                 {2, {1, 2, 3, 6}},
+                 {3, {1, 2, 3, 8}},
+                 {4, {1, 1, 1, 1}}};
+    static const int64_t at[] = {900, 200, 1500, 100000};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        trial b;
+        uint32_t changed;
+        if (!trial_fake(&b, again_say)) return;
+        b.fake.with = DISCOVER_AS("\"2026-07-28\"", CAPS_ALL);
+        b.fake.mode = cases[i].mode;
+        CHECK_INT(trial_connect(&b, 20000), MCP_OK);
+        changed = b.s->changed[LIST_TOOLS];
+        for (size_t k = 0; k < COUNT(at); k++) {
+            trial_pass(&b, at[k]);
+            if (!CHECK_INT(listens(&b), cases[i].after[k]))
+                printf("%d %d\n", (int)i, (int)k);
+        }
+        CHECK_INT(b.s->stream_open, cases[i].mode == 4);
+        CHECK(b.s->changed[LIST_TOOLS] - changed >=
+              (uint32_t)cases[i].after[3] - 1);
+        CHECK_INT(b.s->state, SERVER_READY);
+        CHECK_INT(trial_call(&b, "echo", "{}"), MCP_OK);
+        trial_free(&b);
+    }
+}
+
 // An acknowledgement that grants less, and one that comes in time.
 static void grant_say(fake *p, mcp_json msg, str line) {
     listen_say(p, msg, line);
@@ -14710,6 +24461,14 @@ static mcp_code torture_stream(mem *mm) {
     if (trial_init(&b, mm)) {
         rc = trial_add(&b, NULL);
         if (!rc) rc = trial_connect(&b, 30000);
+        if (!rc && b.s->listen) {
+            char text[100];
+            snprintf(text, sizeof text, "{\"id\":%d,\"result\":{}}",
+                     (int)b.s->listen->id);
+            fake_puts(&b.fake, text);
+            trial_pass(&b, 40000);
+            if (!b.s->listen) rc = MCP_OUT_OF_MEMORY;
+        }
         if (!rc) rc = trial_call(&b, "tools/call", "{\"name\":\"t\"}");
         server_close(b.s ? b.s : server_of(trial_mcp(&b), "srv"));
     }
@@ -14947,7 +24706,7 @@ static void test_era_http(void) {
         {200, "~" NO_METHOD, NULL, MCP_OK, 0, 1, 1, ""},
         {200, "~" E22("\"2025-06-18\""), NULL, MCP_OK, 0, 1, 1, ""},
         {200, "~!{\"code\":-32021,\"message\":\"m\"}", NULL,
-         MCP_PROTOCOL_ERROR, 0, 1, 0, "-32021"},
+         MCP_PROTOCOL_ERROR, 0, 1, 0, "does not offer"},
         {200, "+" NO_METHOD, NULL, MCP_OK, 0, 1, 1, ""},
         {200, "+" DISCOVER_AS("\"2025-03-26\"", "{}"), NULL, MCP_OK, 0, 1, 1,
          ""},
@@ -14966,7 +24725,7 @@ static void test_era_http(void) {
         {400, NOID("-32020", "{}"), "!{\"code\":-32020,\"message\":\"m\"}",
          MCP_PROTOCOL_ERROR, 0, 2, 0, "-32020"},
         {400, NOID("-32021", "{}"), NULL, MCP_PROTOCOL_ERROR, 0, 1, 0,
-         "-32021"},
+         "does not offer"},
         {400, NOID("-32602", "{}"), NULL, MCP_OK, 0, 1, 1, ""},
         {400, NOID("-32000", "{}"), NULL, MCP_OK, 0, 1, 1, ""},
         {400, "", NULL, MCP_OK, 0, 1, 1, ""},
@@ -14974,7 +24733,7 @@ static void test_era_http(void) {
         {404, NOID("-32601", "{}"), NULL, MCP_OK, 0, 1, 1, ""},
         {405, "", NULL, MCP_OK, 0, 1, 1, ""},
         {415, "", NULL, MCP_OK, 0, 1, 1, ""},
-        {401, "", NULL, MCP_AUTHENTICATION_REQUIRED, 0, 1, 0, "401"},
+        {401, "", NULL, MCP_AUTHENTICATION_REQUIRED, 0, 1, 0, ""},
         {403, "", NULL, MCP_PERMISSION_DENIED, 0, 1, 0, "403"},
         {429, "", NULL, MCP_CONNECTION_FAILED, 0, 1, 0, "429"},
         {500, "", NULL, MCP_CONNECTION_FAILED, 0, 1, 0, "500"},
@@ -15456,7 +25215,8 @@ static void test_era_torture_process(void) {
 
 static const test tests_era[] = {
     {"era.listen", test_era_listen},
-    {"fr.96", test_era_listen},
+    {"era.listen-again", test_era_listen_again},
+    {"fr.96", test_era_listen_again},
     {"era.granted", test_era_granted},
     {"era.adopt", test_era_adopt},
     {"era.adopt-running", test_era_adopt_running},
@@ -15501,6 +25261,793 @@ static const test tests_era[] = {
     {"era.ended-unseen", test_era_ended_unseen},
     {"era.restart", test_era_restart},
     {"era.torture-process", test_era_torture_process},
+#endif
+};
+
+//=============================================================================
+// MARK: - 17b Inputs
+//
+// What servers ask of the host: what may be asked, and in the legacy era the
+// whole way from a request of the server to our answer, on each transport.
+//=============================================================================
+
+// What of each version is declared.
+static void test_input_capabilities(void) {
+    static const struct {
+        unsigned asks;
+        const char *version, *want;
+    } cases[] = {
+        {0, "2025-11-25", "{}"},
+        {MCP_ASK_SIGN_IN, "2026-07-28", "{}"},
+        {15, "2026-07-28", "{\"elicitation\":{\"form\":{},\"url\":{}},"
+                           "\"sampling\":{},\"roots\":{}}"},
+        {15, "2025-11-25", "{\"elicitation\":{\"form\":{},\"url\":{}},"
+                           "\"sampling\":{},\"roots\":{}}"},
+        {15, "2025-06-18", "{\"elicitation\":{},\"sampling\":{},"
+                           "\"roots\":{}}"},
+        {15, "2025-03-26", "{\"sampling\":{},\"roots\":{}}"},
+        {15, "2024-11-05", "{\"sampling\":{},\"roots\":{}}"},
+        {MCP_ASK_ELICIT, "2025-11-25",
+         "{\"elicitation\":{\"form\":{},\"url\":{}}}"},
+        {MCP_ASK_ELICIT, "2024-11-05", "{}"},
+        {MCP_ASK_ROOTS, "2026-07-28", "{\"roots\":{}}"}};
+    trial b;
+    mcp *m = trial_mcp(&b);
+
+    if (!trial_fake(&b, NULL)) return;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        buf out;
+        buf_init(&out, &b.fake.mem, SIZE_MAX);
+        m->opt.asks = cases[i].asks;
+        rpc_capabilities(m, cases[i].version, &out);
+        CHECK_STR(buf_str(&out), str_of(cases[i].want));
+        m->opt.on_event = NULL;  // then nobody could answer
+        buf_clear(&out);
+        rpc_capabilities(m, cases[i].version, &out);
+        CHECK_STR(buf_str(&out), S("{}"));
+        m->opt.on_event = trial_event;
+        buf_free(&out);
+    }
+    trial_free(&b);
+}
+
+#define SCHEMA_NAME                                                           \
+    "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"}},"   \
+    "\"required\":[\"name\"]}"
+#define ADA "{\"action\":\"accept\",\"content\":{\"name\":\"Ada\"}}"
+
+// Which requests a host is asked, and which we answer ourselves.
+static void test_input_judge(void) {
+    static const struct {
+        mcp_ask kind;
+        const char *params;
+        input_verdict want;
+    } cases[] = {
+        {MCP_ASK_ELICIT, "{\"message\":\"m\",\"requestedSchema\":" SCHEMA_NAME
+                         "}", INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"form\",\"requestedSchema\":{}}",
+         INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":null,\"requestedSchema\":{}}", INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"voice\",\"requestedSchema\":{}}",
+         INPUT_WRONG},
+        {MCP_ASK_ELICIT, "{\"mode\":7,\"requestedSchema\":{}}", INPUT_WRONG},
+        {MCP_ASK_ELICIT, "{\"message\":\"m\"}", INPUT_WRONG},
+        {MCP_ASK_ELICIT, "[]", INPUT_WRONG},
+        {MCP_ASK_ELICIT, "null", INPUT_WRONG},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"https://x.example/a?b#"
+                         "c\"}", INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"http://localhost:9/\"}",
+         INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"http://a.localhost/\"}",
+         INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"http://127.1.2.3/\"}",
+         INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"http://[::1]:1/\"}",
+         INPUT_ASK},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"http://x.example/\"}",
+         INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"http://127.0.0.1."
+                         "example/\"}", INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"javascript:alert(1)\"}",
+         INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"file:///etc/passwd\"}",
+         INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"https://u:p@x.example/\"}"
+         , INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"https://x.example/#a b\"}"
+         , INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\",\"url\":\"https://x\\u0000y/\"}",
+         INPUT_DECLINE},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\"}", INPUT_DECLINE},
+        {MCP_ASK_SAMPLE, "{\"messages\":[],\"maxTokens\":1}", INPUT_ASK},
+        {MCP_ASK_SAMPLE, "{}", INPUT_WRONG},
+        {MCP_ASK_SAMPLE, "{\"messages\":[],\"tools\":[]}", INPUT_WRONG},
+        {MCP_ASK_SAMPLE, "{\"messages\":[],\"toolChoice\":{}}", INPUT_WRONG},
+        {MCP_ASK_SAMPLE, "{\"messages\":[],\"tools\":null}", INPUT_ASK},
+        {MCP_ASK_ROOTS, "null", INPUT_ASK},
+        {MCP_ASK_ROOTS, "{}", INPUT_ASK},
+        {(mcp_ask)0, "{}", INPUT_UNKNOWN}};
+    trial b;
+    mcp *m = trial_mcp(&b);
+
+    if (!trial_fake(&b, NULL)) return;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_doc *doc;
+        const char *why = NULL;
+        mcp_json p = form_parse(&b.fake.mem, cases[i].params, &doc);
+        m->opt.asks = 7;
+        if (!CHECK_INT(input_judge(m, cases[i].kind, p, &why), cases[i].want))
+            printf("%s\n", cases[i].params);
+        CHECK(why || cases[i].want == INPUT_ASK);
+        m->opt.asks = 0;
+        CHECK_INT(input_judge(m, cases[i].kind, p, &why), INPUT_UNKNOWN);
+        json_free(doc);
+    }
+    trial_free(&b);
+}
+
+// Answers of the host, and what becomes of them: the result for the server, or
+// '!' and what is wrong.
+static void test_input_answers(void) {
+    static const struct {
+        mcp_ask kind;
+        const char *params, *answer, *want;
+    } cases[] = {
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"accept\",\"content\":{\"name\":\"A\\nda\"}}",
+         "{\"action\":\"accept\",\"content\":{\"name\":\"A\\nda\"}}"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}", NULL,
+         "{\"action\":\"decline\"}"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"decline\",\"content\":{\"name\":7}}",
+         "{\"action\":\"decline\"}"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"cancel\"}", "{\"action\":\"cancel\"}"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"accept\"}", "!\"name\" is required"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"accept\",\"content\":{\"name\":1}}",
+         "!\"name\" is not text"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"accept\",\"content\":[]}",
+         "!content is not an object"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}",
+         "{\"action\":\"yes\"}",
+         "!action is none of accept, decline, cancel"},
+        {MCP_ASK_ELICIT, "{\"requestedSchema\":" SCHEMA_NAME "}", "{}",
+         "!action is none of accept, decline, cancel"},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\"}", "{\"action\":\"accept\"}",
+         "{\"action\":\"accept\"}"},
+        {MCP_ASK_ELICIT, "{\"mode\":\"url\"}",
+         "{\"action\":\"accept\",\"content\":{}}",
+         "!a page that is opened has no content"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"assistant\",\"model\":\"x\","
+         "\"content\":{\"type\":\"text\",\"text\":\"t\"},\"stopReason\":"
+         "\"endTurn\"}", "{\"role\":\"assistant\",\"model\":\"x\","
+         "\"content\":{\"type\":\"text\",\"text\":\"t\"},\"stopReason\":"
+         "\"endTurn\"}"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"assistant\",\"model\":\"x\","
+         "\"content\":[{\"type\":\"text\"}]}", "{\"role\":\"assistant\","
+         "\"model\":\"x\",\"content\":[{\"type\":\"text\"}]}"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"system\",\"model\":\"x\"}",
+         "!role is neither assistant nor user"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"user\",\"content\":{}}",
+         "!model is not the name of a model"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"user\",\"model\":\"x\"}",
+         "!content is missing"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"user\",\"model\":\"x\","
+         "\"content\":\"t\"}", "!content is no block with a type"},
+        {MCP_ASK_SAMPLE, "{}", "{\"role\":\"user\",\"model\":\"x\","
+         "\"content\":[{\"type\":\"text\"},{}]}",
+         "!content is no block with a type"},
+        {MCP_ASK_ROOTS, "{}", "{\"roots\":[{\"uri\":\"file:///a%20b\","
+         "\"name\":\"n\"},{\"uri\":\"file:///\"}]}", "{\"roots\":[{\"uri\":"
+         "\"file:///a%20b\",\"name\":\"n\"},{\"uri\":\"file:///\"}]}"},
+        {MCP_ASK_ROOTS, "{}", "{\"roots\":[]}", "{\"roots\":[]}"},
+        {MCP_ASK_ROOTS, "{}", "{}", "!roots is not a list"},
+        {MCP_ASK_ROOTS, "{}", "{\"roots\":[\"/\"]}",
+         "!a root has no file:// URI"},
+        {MCP_ASK_ROOTS, "{}", "{\"roots\":[{\"uri\":\"https://x/\"}]}",
+         "!a root has no file:// URI"},
+        {MCP_ASK_ROOTS, "{}", "{\"roots\":[{\"uri\":\"file:///a b\"}]}",
+         "!a root has no file:// URI"},
+        {MCP_ASK_ROOTS, "{}", "{\"roots\":[{\"uri\":\"file:///\",\"name\":1}]"
+         "}", "!the name of a root is not text"},
+    };
+    trial b;
+    mcp *m = trial_mcp(&b);
+
+    if (!trial_fake(&b, NULL)) return;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_doc *doc;
+        mcp_json p = form_parse(&b.fake.mem, cases[i].params, &doc);
+        question *q = input_ask(m, cases[i].kind, "srv", 0, p, NULL);
+        bool ok = *cases[i].want != '!';
+        mcp_writer w;
+        w_init(&w, &b.fake.mem, SIZE_MAX);
+        diag_clear(&b.d);
+        if (!CHECK(q != NULL)) return;
+        CHECK_INT(question_answer(m, q->id, str_of(cases[i].answer), &b.d),
+                  ok ? MCP_OK : MCP_MISUSE);
+        if (ok) input_result(q, &w);
+        CHECK_STR(ok ? w_str(&w) : buf_str(&b.d.detail),
+                  str_of(cases[i].want + !ok));
+        w_free(&w);
+        question_free(m, q);
+        json_free(doc);
+    }
+    trial_free(&b);
+}
+
+#if USE_LEGACY
+
+static int session_lines(str s) {
+    int n = 0;
+    for (size_t i = 0; i < s.len; i++) n += s.ptr[i] == '\n';
+    return n;
+}
+
+// The host of these tests: it keeps the ids of what it is asked, and answers at
+// once if it has been told how.
+typedef struct quiz {
+    trial b;  // first
+    uint64_t ids[64], calls[64];
+    int n;
+    const char *answer;  // at once; "" declines; NULL: later
+} quiz;
+
+static void quiz_event(void *user, const mcp_event *e) {
+    quiz *q = user;
+
+    trial_event(user, e);
+    if (e->type != MCP_EV_ASK || q->n >= (int)COUNT(q->ids)) return;
+    CHECK(mcp_typeof(e->request) == MCP_OBJECT);
+    q->ids[q->n] = e->id;
+    q->calls[q->n++] = e->call;
+    if (q->answer)
+        CHECK_INT(question_answer(trial_mcp(&q->b), e->id,
+                                  str_of(*q->answer ? q->answer : NULL),
+                                  &q->b.d), MCP_OK);
+}
+
+// An answer to "ask" comes only when the server's own question is answered.
+static void quiz_say(fake *p, mcp_json msg, str line) {
+    if (fake_is(msg, "ask")) {
+        p->mode = (int)mcp_integer(json_get(msg, S("id")), -1);
+        fake_puts(p, "{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"elicitation/"
+                     "create\",\"params\":{\"message\":\"Who?\","
+                     "\"requestedSchema\":" SCHEMA_NAME "}}");
+    } else if (str_is(mcp_raw(json_get(msg, S("id"))), "0")) {
+        p->seen++;
+        buf_fmt(&p->out, "{\"jsonrpc\":\"2.0\",\"id\":%d,\"result\":{}}\n",
+                p->mode);
+    } else if (!fake_is(msg, "initialize")) {
+        legacy_say(p, msg, line);
+    } else {
+        fake_answer(p, msg, INIT_AS("2025-11-25", CAPS_TOOLS));
+    }
+}
+
+static bool quiz_init(quiz *q) {
+    memset(q, 0, sizeof *q);
+    if (!trial_legacy(&q->b, quiz_say)) return false;
+    trial_mcp(&q->b)->opt.on_event = quiz_event;
+    trial_mcp(&q->b)->opt.user = q;
+    trial_mcp(&q->b)->opt.asks = 7;
+    return CHECK_INT(trial_connect(&q->b, 20000), MCP_OK);
+}
+
+static void quiz_free(quiz *q) {
+    trial_free(&q->b);
+    CHECK(!q->b.rig.m.questions);
+}
+
+static mcp_code quiz_answer(quiz *q, int i, const char *answer) {
+    return question_answer(trial_mcp(&q->b), q->ids[i], str_of(answer),
+                           &q->b.d);
+}
+
+#define ASK_NAME(id)                                                          \
+    "{\"jsonrpc\":\"2.0\",\"id\":" id ",\"method\":\"elicitation/create\","   \
+    "\"params\":{\"message\":\"Who?\",\"requestedSchema\":" SCHEMA_NAME "}}"
+
+static void fake_error(fake *p, int id) {
+    buf_fmt(&p->out, "{\"jsonrpc\":\"2.0\",\"id\":%d,\"error\":{\"code\":1,"
+            "\"message\":\"no\"}}\n", id);
+}
+
+// What a server asks, what the host says, and what goes back. An id is the
+// server's, byte for byte, and 0 is one (fr.24).
+static void test_ask_legacy(void) {
+    static const struct {
+        const char *ask, *answer, *want;
+        int asked;
+    } cases[] = {
+        {ASK_NAME("0"), ADA, "\"id\":0,\"result\":" ADA "}\n", 1},
+        {ASK_NAME("1.50"), "", "\"id\":1.50,\"result\":{\"action\":\"decline\""
+                               "}}\n", 1},
+        {ASK_NAME("\"\\u0041 x\""), "{\"action\":\"cancel\"}",
+         "\"id\":\"\\u0041 x\",\"result\":{\"action\":\"cancel\"}}\n", 1},
+        {ASK_NAME("7"), "{\n\"action\":\n\"accept\",\"content\":\n{\"name\":"
+                        "\"\\n\"}\n}\n",
+         "\"id\":7,\"result\":{\"action\":\"accept\",\"content\":{\"name\":"
+         "\"\\n\"}}}\n", 1},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"sampling/createMessage\","
+         "\"params\":{\"messages\":[],\"maxTokens\":9}}",
+         "{\"role\":\"assistant\",\n\"model\":\"x\",\"content\":{\"type\":"
+         "\"text\"}}",
+         "\"id\":1,\"result\":{\"role\":\"assistant\", \"model\":\"x\","
+         "\"content\":{\"type\":\"text\"}}}\n", 1},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"sampling/createMessage\","
+         "\"params\":{\"messages\":[],\"maxTokens\":9}}", "",
+         "\"id\":1,\"error\":{\"code\":-1,\"message\":\"User rejected sampling "
+         "request\"}}\n", 1},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"roots/list\"}",
+         "{\"roots\":[{\"uri\":\"file:///w\"}]}",
+         "\"id\":1,\"result\":{\"roots\":[{\"uri\":\"file:///w\"}]}}\n", 1},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"roots/list\",\"params\":"
+         "{}}", "", "\"id\":1,\"error\":{\"code\":-32603,\"message\":\"No "
+                    "roots were given\"}}\n", 1},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}", "",
+         "\"id\":1,\"result\":{}}\n", 0},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tasks/get\"}", "",
+         "\"id\":1,\"error\":{\"code\":-32601,\"message\":\"Method not found\""
+         "}}\n", 0},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"sampling/createMessage\","
+         "\"params\":{\"messages\":[],\"tools\":[]}}", "",
+         "\"id\":1,\"error\":{\"code\":-32602,", 0},
+        {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"elicitation/create\","
+         "\"params\":{\"mode\":\"url\",\"message\":\"m\",\"url\":"
+         "\"http://x.example/?token=1\",\"elicitationId\":\"e\"}}", "",
+         "\"id\":1,\"result\":{\"action\":\"decline\"}}\n", 0},
+    };
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        quiz q;
+        if (!quiz_init(&q)) return;
+        q.answer = cases[i].answer;
+        buf_clear(&q.b.fake.all);
+        fake_puts(&q.b.fake, cases[i].ask);
+        trial_pass(&q.b, 10);
+        CHECK_INT(q.n, cases[i].asked);
+        if (!CHECK(trial_wrote(&q.b, cases[i].want)))
+            printf("%s", buf_z(&q.b.fake.all));
+        CHECK_INT(session_lines(buf_str(&q.b.fake.all)), 1);
+        CHECK(!q.b.s->served && !q.b.s->still);
+        if (i + 1 == COUNT(cases))
+            CHECK(trial_saw(&q.b, "7 declined: a page that is neither"));
+        CHECK(!trial_saw(&q.b, "token=1"));
+        quiz_free(&q);
+    }
+}
+
+// A host that takes no such questions has not declared them, and is not asked.
+static void test_ask_untaken(void) {
+    quiz q;
+
+    if (!quiz_init(&q)) return;
+    CHECK(trial_wrote(&q.b, "\"capabilities\":{\"elicitation\":{\"form\":{},"
+                            "\"url\":{}},\"sampling\":{},\"roots\":{}},"));
+    trial_mcp(&q.b)->opt.asks = MCP_ASK_ROOTS;
+    fake_puts(&q.b.fake, ASK_NAME("5"));
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 0);
+    CHECK(trial_wrote(&q.b, "\"id\":5,\"error\":{\"code\":-32601,"));
+    quiz_free(&q);
+}
+
+// While the person thinks, no deadline runs; afterwards the rest of it does. A
+// ping is answered meanwhile, and another request has all of its time.
+static void test_ask_deadline(void) {
+    quiz q;
+    request *r, *other;
+    int64_t start;
+
+    if (!quiz_init(&q)) return;
+    start = q.b.rig.now;
+    r = trial_ask(&q.b, "ask", "{}", 3);
+    trial_pass(&q.b, 10000);
+    CHECK_INT(q.n, 1);
+    CHECK_INT(q.calls[0], 3);
+    trial_pass(&q.b, 2000000);
+    CHECK(!r->done && q.b.s->still);
+    other = trial_ask(&q.b, "hold", "{}", 0);
+    buf_clear(&q.b.fake.all);
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"id\":9,\"method\":\"ping\"}");
+    trial_pass(&q.b, 1000000);
+    CHECK(trial_wrote(&q.b, "\"id\":9,\"result\":{}"));
+    CHECK(!r->done && !other->done);
+    CHECK_INT(quiz_answer(&q, 0, ADA), MCP_OK);
+    trial_pass(&q.b, 10);
+    CHECK(r->done && !r->failed.code);
+    CHECK_INT(q.b.fake.seen, 1);
+    start = q.b.rig.now;
+    trial_wait(&q.b, other, 100000);
+    CHECK_INT(other->failed.code, MCP_TIMEOUT);
+    CHECK(q.b.rig.now - start > TIME_REQUEST - 100);
+    CHECK(q.b.rig.now - start <= TIME_REQUEST);
+    request_free(trial_mcp(&q.b), r);
+    request_free(trial_mcp(&q.b), other);
+    quiz_free(&q);
+
+    // Answered after 14 of 15 s, there is one left; what was given for the
+    // question does not count, nor is it added to the time that is told.
+    if (!quiz_init(&q)) return;
+    r = trial_ask(&q.b, "hold", "{}", 0);
+    trial_pass(&q.b, 14000);
+    fake_puts(&q.b.fake, ASK_NAME("5"));
+    trial_pass(&q.b, 500000);
+    CHECK_INT(q.calls[0], 0);
+    CHECK_INT(quiz_answer(&q, 0, NULL), MCP_OK);
+    start = q.b.rig.now;
+    trial_wait(&q.b, r, 100000);
+    CHECK(q.b.rig.now - start > 900 && q.b.rig.now - start <= 1000);
+    CHECK(detail_has(&r->failed, "no answer to hold within 15000 ms"));
+    request_free(trial_mcp(&q.b), r);
+    quiz_free(&q);
+}
+
+// Progress while a question is open does not count the open time twice.
+static void test_ask_progress(void) {
+    quiz q;
+    request *r;
+    char line[200];
+    int64_t start;
+
+    if (!quiz_init(&q)) return;
+    r = trial_ask(&q.b, "hold", "{}", 0);
+    trial_pass(&q.b, 5000);
+    fake_puts(&q.b.fake, ASK_NAME("5"));
+    trial_pass(&q.b, 300000);
+    snprintf(line, sizeof line, "{\"jsonrpc\":\"2.0\",\"method\":\"notificatio"
+             "ns/progress\",\"params\":{\"progressToken\":%d,\"progress\":1}}",
+             (int)r->id);
+    fake_puts(&q.b.fake, line);
+    trial_pass(&q.b, 300000);
+    CHECK_INT(quiz_answer(&q, 0, NULL), MCP_OK);
+    start = q.b.rig.now;
+    trial_wait(&q.b, r, 100000);
+    CHECK_INT(r->failed.code, MCP_TIMEOUT);
+    CHECK(q.b.rig.now - start > 14900 && q.b.rig.now - start <= 15000);
+    request_free(trial_mcp(&q.b), r);
+    quiz_free(&q);
+}
+
+// Taken back by the server; lost with the connection; given up with the call.
+static void test_ask_withdrawn(void) {
+    quiz q;
+    request *r;
+
+    if (!quiz_init(&q)) return;
+    fake_puts(&q.b.fake, ASK_NAME("\"a\""));
+    fake_puts(&q.b.fake, ASK_NAME("0"));
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 2);
+    buf_clear(&q.b.fake.all);
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
+                         "cancelled\",\"params\":{\"requestId\":0}}");
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
+                         "cancelled\",\"params\":{\"requestId\":\"b\"}}");
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
+                         "cancelled\",\"params\":{}}");
+    trial_pass(&q.b, 10);
+    CHECK_INT(quiz_answer(&q, 1, ADA), MCP_MISUSE);
+    CHECK(q.b.s->still);
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
+                         "cancelled\",\"params\":{\"requestId\":\"a\"}}");
+    trial_pass(&q.b, 10);
+    CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);
+    CHECK(!q.b.s->still);
+    CHECK_INT(q.b.fake.all.len, 0);
+
+    // One that was not even told yet is never heard of.
+    q.n = 0;
+    fake_puts(&q.b.fake, ASK_NAME("1"));
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
+                         "cancelled\",\"params\":{\"requestId\":1}}");
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 0);
+
+    r = trial_ask(&q.b, "ask", "{}", 4);
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 1);
+    request_free(trial_mcp(&q.b), r);
+    trial_pass(&q.b, 10);
+    CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);
+    CHECK(trial_wrote(&q.b, "notifications/cancelled"));
+    CHECK(trial_wrote(&q.b, "\"id\":0,\"result\":{\"action\":\"cancel\"}}\n"));
+
+    // The server answers the call with an error though its question is open;
+    // what it wants to know of roots is nobody's in particular.
+    q.n = 0;
+    r = trial_ask(&q.b, "ask", "{}", 4);
+    fake_puts(&q.b.fake, "{\"jsonrpc\":\"2.0\",\"id\":\"r\",\"method\":"
+                         "\"roots/list\"}");
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 2);
+    fake_error(&q.b.fake, q.b.fake.mode);
+    trial_wait(&q.b, r, 100);
+    CHECK_INT(r->failed.code, MCP_PROTOCOL_ERROR);
+    request_free(trial_mcp(&q.b), r);
+    trial_pass(&q.b, 10);
+    CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);
+    CHECK_INT(quiz_answer(&q, 1, "{\"roots\":[]}"), MCP_OK);
+    trial_pass(&q.b, 10);
+    CHECK(trial_wrote(&q.b, "\"id\":\"r\",\"result\":{\"roots\":[]}}\n"));
+    CHECK(!q.b.s->still);
+
+    q.n = 0;
+    r = trial_ask(&q.b, "ask", "{}", 4);
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 1);
+    q.b.fake.ended = true;
+    trial_pass(&q.b, 10);
+    CHECK(r->done && r->failed.code == MCP_CONNECTION_FAILED);
+    CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);
+    request_free(trial_mcp(&q.b), r);
+    CHECK(!trial_mcp(&q.b)->questions);
+
+    // And a connection that we close.
+    q.n = 0;
+    CHECK_INT(trial_connect(&q.b, 20000), MCP_OK);
+    fake_puts(&q.b.fake, ASK_NAME("1"));
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 1);
+    server_close(q.b.s);
+    CHECK(!trial_mcp(&q.b)->questions && !q.b.s->still);
+    quiz_free(&q);
+}
+
+// So many may be open; the next is refused, and they are answered in any
+// order.
+static void test_ask_limit(void) {
+    quiz q;
+    char line[400], want[100];
+
+    if (!quiz_init(&q)) return;
+    buf_clear(&q.b.fake.all);
+    for (int i = 0; i <= LIMIT_QUESTIONS; i++) {
+        snprintf(line, sizeof line, "{\"jsonrpc\":\"2.0\",\"id\":%d,\"method\""
+                 ":\"roots/list\"}", i);
+        fake_puts(&q.b.fake, line);
+    }
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, LIMIT_QUESTIONS);
+    CHECK_INT(session_lines(buf_str(&q.b.fake.all)), 1);
+    CHECK(trial_wrote(&q.b, "\"id\":16,\"error\":{\"code\":-32603,"));
+    for (int i = q.n; i-- > 0;) {
+        CHECK_INT(quiz_answer(&q, i, "{\"roots\":[]}"), MCP_OK);
+        trial_pass(&q.b, 2);
+        snprintf(want, sizeof want, "\"id\":%d,\"result\":{\"roots\":[]}}\n",
+                 i);
+        CHECK(trial_wrote(&q.b, want));
+    }
+    CHECK(!q.b.s->still);
+    quiz_free(&q);
+}
+
+// In a batch of 2025-03-26: two questions and a ping.
+static void test_ask_batch(void) {
+    quiz q;
+
+    if (!quiz_init(&q)) return;
+    buf_clear(&q.b.fake.all);
+    q.answer = "";
+    fake_puts(&q.b.fake, "[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"},"
+              ASK_NAME("0") ",{\"jsonrpc\":\"2.0\",\"id\":2,\"method\":"
+              "\"nope\"}," ASK_NAME("\"x\"") "]");
+    trial_pass(&q.b, 10);
+    CHECK_INT(q.n, 2);
+    CHECK_INT(session_lines(buf_str(&q.b.fake.all)), 4);
+    CHECK(trial_wrote(&q.b, "\"id\":1,\"result\":{}}\n"));
+    CHECK(trial_wrote(&q.b, "\"id\":2,\"error\":{\"code\":-32601,"));
+    CHECK(trial_wrote(&q.b, "\"id\":0,\"result\":{\"action\":\"decline\"}}\n"));
+    CHECK(trial_wrote(&q.b, "\"id\":\"x\",\"result\":{\"action\":\"decline\"}}"
+                            "\n"));
+    quiz_free(&q);
+}
+
+// fr.21: asked before initialize is answered. Its time is not ours to stop.
+static void early_say(fake *p, mcp_json msg, str line) {
+    if (fake_is(msg, "initialize") && !p->seen++) {
+        fake_puts(p, "{\"jsonrpc\":\"2.0\",\"id\":\"s1\",\"method\":"
+                     "\"roots/list\"}");
+        p->mode = (int)mcp_integer(json_get(msg, S("id")), -1);
+    } else if (str_is(mcp_raw(json_get(msg, S("id"))), "\"s1\"")) {
+        buf_fmt(&p->out, "{\"jsonrpc\":\"2.0\",\"id\":%d,\"result\":"
+                INIT_AS("2025-06-18", CAPS_TOOLS) "}\n", p->mode);
+    } else {
+        legacy_say(p, msg, line);
+    }
+}
+
+static void test_ask_early(void) {
+    quiz q;
+
+    memset(&q, 0, sizeof q);
+    if (!trial_legacy(&q.b, early_say)) return;
+    trial_mcp(&q.b)->opt.on_event = quiz_event;
+    trial_mcp(&q.b)->opt.user = &q;
+    trial_mcp(&q.b)->opt.asks = 7;
+    q.answer = "{\"roots\":[]}";
+    CHECK_INT(trial_connect(&q.b, 20000), MCP_OK);
+    CHECK_INT(q.n, 1);
+    quiz_free(&q);
+}
+
+// Torn at every byte.
+static void test_ask_split(void) {
+    for (size_t at = 1; at < 330; at += 3) {
+        quiz q;
+        if (!quiz_init(&q)) return;
+        q.answer = ADA;
+        q.b.fake.gate = at;
+        CHECK_INT(trial_call(&q.b, "ask", "{}"), MCP_OK);
+        CHECK_INT(q.n, 1);
+        quiz_free(&q);
+    }
+}
+
+static mcp_code ask_body(mem *m) {
+    quiz q;
+    mcp_code rc = MCP_OUT_OF_MEMORY;
+
+    memset(&q, 0, sizeof q);
+    fake_init(&q.b.fake, quiz_say);
+    if (trial_init(&q.b, m)) {
+        trial_mcp(&q.b)->opt.on_event = quiz_event;
+        trial_mcp(&q.b)->opt.user = &q;
+        trial_mcp(&q.b)->opt.asks = 7;
+        rc = trial_add(&q.b, NULL);
+        if (!rc) rc = trial_connect(&q.b, 20000);
+        if (!rc) {
+            request *r = trial_ask(&q.b, "ask", "{}", 0);
+            rc = r ? MCP_OK : MCP_OUT_OF_MEMORY;
+            for (int i = 0; r && !r->done && i < 30; i++) {
+                if (q.n && i % 3 == 0) quiz_answer(&q, 0, ADA);
+                trial_pass(&q.b, 1000);
+            }
+            if (r && CHECK(r->done)) rc = r->failed.code;
+            if (rc == MCP_TIMEOUT) rc = MCP_OUT_OF_MEMORY;  // no event
+            request_free(trial_mcp(&q.b), r);
+        }
+    }
+    trial_free(&q.b);
+    return rc;
+}
+
+static void test_ask_torture(void) {
+    torture(ask_body);
+}
+
+#if USE_HTTP
+
+// mode 1: asks on the stream that answers the call, 2: on the GET stream, 4: in
+// a batch. The answer to the call follows ours.
+static void quiz_serve(web *w, web_conn *c, const web_ask *a) {
+    static const char put[] = ASK_NAME("0");
+    char batch[800];
+
+    if (strcmp(a->rpc, "tools/call") == 0) {
+        w->call = (int)mcp_integer(json_get(a->msg, S("id")), 0);
+        w->held = c;
+        if (w->mode & 1) web_stream(c);
+        snprintf(batch, sizeof batch, "[%s]", put);
+        web_event(w->mode & 1 ? c : w->get, w->mode & 4 ? batch : put);
+    } else if (strcmp(a->rpc, "(answer)") == 0) {
+        char id[20];
+        CHECK_STR(mcp_raw(json_get(a->msg, S("id"))), S("0"));
+        buf_add(&w->b.kept, a->body);
+        web_reply(c, 202, "", "");
+        if (!CHECK(w->held != NULL)) return;
+        snprintf(id, sizeof id, "%d", w->call);
+        if (w->mode & 1) {
+            web_event_result(w->held, str_of(id), "{\"said\":2}");
+            web_end_stream(w->held);
+        } else {
+            char body[100];
+            snprintf(body, sizeof body, "{\"jsonrpc\":\"2.0\",\"id\":%s,"
+                     "\"result\":{\"said\":2}}", id);
+            web_json(w->held, 200, "", body);
+        }
+    } else {
+        int mode = w->mode;
+        w->mode = WEB_GET;
+        web_legacy(w, c, a);
+        w->mode = mode;
+    }
+}
+
+static void test_ask_http(void) {
+    for (int mode = 1; mode < 7; mode++) {
+        quiz q;
+        web w;
+        request *r;
+        if ((mode & 3) == 3 || !(mode & 3)) continue;
+        memset(&q, 0, sizeof q);
+        if (!web_init(&w, quiz_serve, "")) return;
+        w.mode = mode;
+        trial_mcp(&w.b)->opt.on_event = quiz_event;
+        trial_mcp(&w.b)->opt.user = &q;
+        trial_mcp(&w.b)->opt.asks = 7;
+        buf_init(&q.b.events, &w.b.fake.mem, SIZE_MAX);
+        CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+        trial_pass(&w.b, 100);
+        CHECK(w.get != NULL);
+        r = trial_ask(&w.b, "tools/call", "{\"name\":\"t\"}", 5);
+        trial_pass(&w.b, 100000);  // the time of a call several times over
+        CHECK(!r->done && w.b.s->still);
+        if (CHECK_INT(q.n, 1)) {
+            CHECK_INT(q.calls[0], 5);
+            CHECK_INT(question_answer(trial_mcp(&w.b), q.ids[0], S(ADA),
+                                      &w.b.d), MCP_OK);
+        }
+        trial_wait(&w.b, r, 5000);
+        CHECK(r->done && !r->failed.code);
+        CHECK_STR(buf_str(&w.b.kept), S("{\"jsonrpc\":\"2.0\",\"id\":0,"
+                                        "\"result\":" ADA "}"));
+        CHECK(web_logged(&w, "POST (answer) p=2025-06-18 s=secret-session-1"));
+        CHECK(!w.b.s->still);
+        request_free(trial_mcp(&w.b), r);
+        web_free(&w);
+        buf_free(&q.b.events);
+    }
+}
+
+// The session is forgotten while a question of it is open: it goes with it.
+static void test_ask_http_session(void) {
+    quiz q;
+    web w;
+    request *r;
+
+    memset(&q, 0, sizeof q);
+    if (!web_init(&w, quiz_serve, "")) return;
+    w.mode = 2;
+    trial_mcp(&w.b)->opt.on_event = quiz_event;
+    trial_mcp(&w.b)->opt.user = &q;
+    trial_mcp(&w.b)->opt.asks = 7;
+    buf_init(&q.b.events, &w.b.fake.mem, SIZE_MAX);
+    CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+    trial_pass(&w.b, 100);
+    if (CHECK(w.get != NULL)) web_event(w.get, ASK_NAME("7"));
+    trial_pass(&w.b, 100);
+    CHECK_INT(q.n, 1);
+    w.seen++;  // as if it had been started anew
+    r = trial_ask(&w.b, "echo", "{}", 0);
+    trial_wait(&w.b, r, 5000);
+    CHECK(r->done && !r->failed.code);
+    CHECK_INT(question_answer(trial_mcp(&w.b), q.ids[0], S(ADA), &w.b.d),
+              MCP_MISUSE);
+    CHECK(!w.b.s->still && !web_logged(&w, "(answer)"));
+    request_free(trial_mcp(&w.b), r);
+    web_free(&w);
+    buf_free(&q.b.events);
+}
+
+#endif  // USE_HTTP
+#endif  // USE_LEGACY
+
+static const test tests_17b[] = {
+    {"input.capabilities", test_input_capabilities},
+    {"input.judge", test_input_judge},
+    {"input.answers", test_input_answers},
+#if USE_LEGACY
+    {"ask.legacy", test_ask_legacy},
+    {"fr.24", test_ask_legacy},
+    {"ask.untaken", test_ask_untaken},
+    {"ask.deadline", test_ask_deadline},
+    {"ask.progress", test_ask_progress},
+    {"ask.withdrawn", test_ask_withdrawn},
+    {"ask.limit", test_ask_limit},
+    {"ask.batch", test_ask_batch},
+    {"ask.early", test_ask_early},
+    {"fr.21", test_ask_early},
+    {"ask.split", test_ask_split},
+    {"ask.torture", test_ask_torture},
+#endif
+#if USE_LEGACY && USE_HTTP
+    {"ask.http", test_ask_http},
+    {"ask.http-session", test_ask_http_session},
 #endif
 };
 
@@ -16341,6 +26888,178 @@ static void test_catalog_refs(void) {
     trial_free(&b);
 }
 
+// Annotations of arguments, and what is wrong with them; %s is the schema of
+// the property "p".
+static const struct {
+    const char *schema, *why;  // NULL: fine; "": there is none
+} mirror_cases[] = {
+    {"{}", ""},
+    {"{\"type\":\"object\"}", ""},
+    {"{\"properties\":{\"p\":{\"type\":\"string\"}}}", ""},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":\"A\"}}}",
+     NULL},
+    {"{\"properties\":{\"p\":{\"type\":\"integer\",\"x-mcp-header\":"
+     "\"a.b!#$%&'*+-^_`|~9\"}}}", NULL},
+    {"{\"properties\":{\"p\":{\"type\":\"boolean\",\"x-mcp-header\":"
+     "\"Method\"}}}", NULL},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"\\u0078-mcp-header\":"
+     "\"A b\"}}}", "not the name of a header"},
+    {"{\"properties\":{\"o\":{\"type\":\"object\",\"properties\":{\"p\":{"
+     "\"type\":\"string\",\"x-mcp-header\":\"A\"}}}}}", NULL},
+    // A property of that name, a value, a default: no annotations.
+    {"{\"properties\":{\"x-mcp-header\":{\"type\":\"number\"}}}", ""},
+    {"{\"default\":{\"x-mcp-header\":\"a b\"},\"properties\":{\"p\":{\"enum\":"
+     "[{\"x-mcp-header\":\"\"}],\"const\":{\"x-mcp-header\":1}}}}", ""},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":\"\"}}}",
+     "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":null}}}",
+     "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":7}}}",
+     "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":\"a b\"}}}",
+     "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":\"a:b\"}}}",
+     "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"R\\u00e9gion\"}}}", "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"a\\tb\"}}}", "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"a\\r\\nEvil: 1\"}}}", "not the name of a header"},
+    {"{\"properties\":{\"p\":{\"type\":\"number\",\"x-mcp-header\":\"A\"}}}",
+     "no string, integer or boolean"},
+    {"{\"properties\":{\"p\":{\"type\":\"object\",\"x-mcp-header\":\"A\"}}}",
+     "no string, integer or boolean"},
+    {"{\"properties\":{\"p\":{\"type\":\"array\",\"x-mcp-header\":\"A\"}}}",
+     "no string, integer or boolean"},
+    {"{\"properties\":{\"p\":{\"type\":\"null\",\"x-mcp-header\":\"A\"}}}",
+     "no string, integer or boolean"},
+    {"{\"properties\":{\"p\":{\"x-mcp-header\":\"A\"}}}",
+     "no string, integer or boolean"},
+    {"{\"properties\":{\"p\":{\"type\":[\"string\",\"null\"],\"x-mcp-header\":"
+     "\"A\"}}}", "no string, integer or boolean"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":\"Ab\"},"
+     "\"q\":{\"type\":\"string\",\"x-mcp-header\":\"aB\"}}}",
+     "the same x-mcp-header"},
+    {"{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":\"A\"},"
+     "\"o\":{\"properties\":{\"q\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"A\"}}}}}", "the same x-mcp-header"},
+    {"{\"type\":\"string\",\"x-mcp-header\":\"A\"}", "the same place"},
+    {"{\"properties\":{\"p\":{\"type\":\"array\",\"items\":{\"type\":"
+     "\"string\",\"x-mcp-header\":\"A\"}}}}", "the same place"},
+    {"{\"properties\":{\"p\":{\"type\":\"array\",\"prefixItems\":[{\"type\":"
+     "\"string\",\"x-mcp-header\":\"A\"}]}}}", "the same place"},
+    {"{\"$defs\":{\"D\":{\"type\":\"string\",\"x-mcp-header\":\"A\"}},"
+     "\"properties\":{\"p\":{\"$ref\":\"#/$defs/D\"}}}", "the same place"},
+    {"{\"oneOf\":[{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\""
+     ":\"A\"}}}]}", "the same place"},
+    {"{\"if\":{\"properties\":{\"p\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"A\"}}}}", "the same place"},
+    {"{\"additionalProperties\":{\"type\":\"string\",\"x-mcp-header\":\"A\"}}",
+     "the same place"},
+    {"{\"patternProperties\":{\"^a\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"A\"}}}", "the same place"},
+    {"{\"properties\":{\"p\":{\"not\":{\"type\":\"string\",\"x-mcp-header\":"
+     "\"A\"}}}}", "the same place"},
+    {"{\"properties\":{\"p\":{\"properties\":true,\"items\":5,\"allOf\":null,"
+     "\"$defs\":[1]}}}", ""},
+};
+
+// fr.94, fr.29: judged by where and what it is; nothing is ever fetched.
+static void test_catalog_mirrors(void) {
+    mem m;
+
+    mem_init(&m, NULL, NULL);
+    for (size_t i = 0; i < COUNT(mirror_cases); i++) {
+        mcp_doc *doc = NULL;
+        const char *why;
+        char text[600], *copy;
+        bool any;
+        snprintf(text, sizeof text, "{\"name\":\"t\",\"inputSchema\":%s}",
+                 mirror_cases[i].schema);
+        copy = exact(str_of(text));
+        CHECK_INT(json_parse(&m, str_make(copy, strlen(text)), &doc, NULL,
+                             NULL), MCP_OK);
+        why = mirror_fault(json_root(doc), &any);
+        CHECK_INT(any, !mirror_cases[i].why);
+        if (!CHECK(!why == !(mirror_cases[i].why && *mirror_cases[i].why)) ||
+            (why && !CHECK(strstr(why, mirror_cases[i].why) != NULL)))
+            printf("%s: %s\n", text, why ? why : "fine");
+        json_free(doc);
+        free(copy);
+    }
+}
+
+// A hundred are taken, one more is not; so with the length of a name.
+static void test_catalog_mirrors_limit(void) {
+    mem m;
+
+    mem_init(&m, NULL, NULL);
+    for (int over = 0; over < 4; over++) {
+        mcp_doc *doc = NULL;
+        size_t name = over < 2 ? 1 : LIMIT_TOOL_NAME + (size_t)(over - 2);
+        bool any;
+        buf b;
+        buf_init(&b, &m, 1 << 20);
+        buf_add(&b, S("{\"inputSchema\":{\"properties\":{"));
+        for (int i = 0; i < (over == 1 ? 101 : over ? 1 : 100); i++) {
+            buf_fmt(&b, "%s\"p%d\":{\"type\":\"string\",\"x-mcp-header\":\"",
+                    i ? "," : "", i);
+            for (size_t k = 1; k < name; k++) buf_byte(&b, 'x');
+            buf_fmt(&b, "%s%d\"}", name > 1 ? "" : "h", i % 10);
+            if (name == 1) b.len -= 2, buf_fmt(&b, "%d\"}", i);
+        }
+        buf_add(&b, S("}}}"));
+        CHECK_INT(json_parse(&m, buf_str(&b), &doc, NULL, NULL), MCP_OK);
+        CHECK((mirror_fault(json_root(doc), &any) != NULL) == (over % 2 == 1));
+        CHECK_INT(any, over % 2 == 0);
+        json_free(doc);
+        buf_free(&b);
+    }
+}
+
+#if USE_HTTP
+
+// Only where arguments are mirrored does a wrong annotation cost the tool, and
+// the others stay. Each is told once, with its name and its fault.
+static void test_catalog_mirrors_dropped(void) {
+    static const char list[] =
+        "[{\"name\":\"good\",\"inputSchema\":{\"properties\":{\"p\":{\"type\":"
+        "\"string\",\"x-mcp-header\":\"Good\"}}}},{\"name\":\"bad one\","
+        "\"inputSchema\":{\"properties\":{\"p\":{\"type\":\"number\","
+        "\"x-mcp-header\":\"P\"}}}},{\"name\":\"plain\"}]";
+
+    for (int how = 0; how < 3; how++) {
+        trial b;
+        catalog *c;
+        item x;
+        memset(&b, 0, sizeof b);
+        fake_init(&b.fake, NULL);
+        if (!CHECK(trial_init(&b, NULL))) return;
+        CHECK_INT(trial_add(&b, how == 1 ? "{\"command\":\"true\"}"
+                                : "{\"url\":\"http://127.0.0.1:9/\"}"), MCP_OK);
+        b.s->modern = how != 2;
+        c = shelf(b.s, LIST_TOOLS, S(list));
+        if (!CHECK(c != NULL)) return;
+        CHECK_INT(catalog_count(c), how == 0 ? 2 : 3);
+        CHECK_INT(c->skipped, how == 0);
+        loop_deliver(trial_mcp(&b));
+        CHECK_INT(str_find(buf_str(&b.events),
+                           S("7 skipped the tool \"bad one\": its x-mcp-header "
+                             "is at a property that is no string")) != SIZE_MAX,
+                  how == 0);
+        CHECK(catalog_find(c, S("good"), &x) && x.mirrors);
+        CHECK_STR(x.schema, S("{\"type\":\"object\",\"properties\":{\"p\":{"
+                              "\"type\":\"string\",\"x-mcp-header\":\"Good\"}}}"
+                              ));
+        CHECK(catalog_find(c, S("plain"), &x) && !x.mirrors);
+        catalog_free(c);
+        trial_free(&b);
+    }
+}
+
+#endif
+
 static void test_catalog_native(void) {
     static const struct {
         const char *owner, *tool, *want;  // "*": a hash of 64 characters
@@ -16594,6 +27313,93 @@ static void test_cache_identity(void) {
     trial_mcp(&x.b)->opt.no_cache = false;
     store_close(&x);
 }
+
+#if USE_OAUTH
+
+// fr.52: where we sign in, a list that is not for everybody is found only with
+// the credentials it was listed with; one for everybody by anyone. Each takes
+// the place of the other kind.
+static void test_cache_private(void) {
+    static const char def[] = "{\"url\":\"http://127.0.0.1:9/\"}";
+    hex64 one, two, none = "", stem;
+    store x;
+    catalog *c, *back;
+    buf text;
+
+    if (!CHECK(store_open(&x, NULL, def))) return;
+    buf_init(&text, &x.b.fake.mem, SIZE_MAX);
+    memset(one, 'a', 64);
+    memset(two, 'b', 64);
+    one[64] = two[64] = 0;
+    CHECK(catalog_known(x.b.s, LIST_TOOLS) == NULL);
+    c = shelf(x.b.s, LIST_TOOLS, str_of(store_tools));
+    if (!CHECK(c != NULL)) return;
+    c->private = true;
+    memcpy(c->holder, one, sizeof one);
+    catalog_save(c);
+    CHECK(!store_read(&x, ".json", &text));  // the name of one for everybody
+    catalog_stem(x.b.s, true, one, stem);
+    CHECK_STR(str_of(c->stem), str_of(stem));
+    catalog_stem(x.b.s, true, two, stem);
+    CHECK(strcmp(c->stem, stem) != 0);
+    catalog_stem(x.b.s, true, none, stem);
+    CHECK(strcmp(c->stem, stem) != 0 && strcmp(x.b.s->identity, stem) != 0);
+    back = catalog_load_one(x.b.s, true, one, false);
+    if (CHECK(back != NULL)) store_same(c, back);
+    catalog_free(back);
+    CHECK(catalog_load_one(x.b.s, true, two, false) == NULL);
+    CHECK(catalog_load_one(x.b.s, true, none, false) == NULL);
+    CHECK(catalog_load_one(x.b.s, false, one, false) == NULL);
+    c->private = false;  // the server says otherwise now
+    catalog_save(c);
+    CHECK(store_read(&x, ".json", &text));
+    CHECK(catalog_load_one(x.b.s, true, one, false) == NULL);
+    CHECK(catalog_known(x.b.s, LIST_TOOLS) != NULL);
+    CHECK(!catalog_known(x.b.s, LIST_TOOLS)->private);
+    catalog_forget_private(x.b.s);
+    CHECK(!store_read(&x, ".json", &text));
+    catalog_free(c);
+    buf_free(&text);
+    store_close(&x);
+}
+
+// Which lists are private: those that are not marked public, and only where we
+// sign in.
+static void test_catalog_scope(void) {
+    static const struct {
+        const char *def, *page;
+        bool private;
+    } t[] = {
+        {"{\"url\":\"http://127.0.0.1:9/\"}",
+         "{\"tools\":[],\"cacheScope\":\"public\"}", false},
+        {"{\"url\":\"http://127.0.0.1:9/\"}",
+         "{\"tools\":[],\"cacheScope\":\"private\"}", true},
+        {"{\"url\":\"http://127.0.0.1:9/\"}",
+         "{\"tools\":[],\"cacheScope\":\"Public\"}", true},
+        {"{\"url\":\"http://127.0.0.1:9/\"}", "{\"tools\":[]}", true},
+        {"{\"url\":\"http://127.0.0.1:9/\",\"headers\":{\"Authorization\":"
+         "\"x\"}}", "{\"tools\":[]}", false},
+        {"{\"command\":\"true\"}",
+         "{\"tools\":[],\"cacheScope\":\"private\"}", false},
+    };
+
+    for (size_t i = 0; i < COUNT(t); i++) {
+        store x;
+        listing *l;
+        mcp_doc *doc = NULL;
+        if (!CHECK(store_open(&x, NULL, t[i].def))) return;
+        l = listing_of(x.b.s, LIST_TOOLS);
+        CHECK_INT(listing_begin(l), MCP_OK);
+        CHECK_INT(json_parse(&trial_mcp(&x.b)->mem, str_of(t[i].page), &doc,
+                             NULL, NULL), MCP_OK);
+        CHECK_INT(catalog_page_add(l->next, doc, json_root(doc)), MCP_OK);
+        CHECK_INT(listing_page(l, json_root(doc)), MCP_OK);
+        CHECK_INT(l->next->private, t[i].private);
+        store_close(&x);
+    }
+}
+
+#endif
 
 // Every byte of the file changed, every end cut off: it is not used, or it is
 // the same all the same.
@@ -16873,6 +27679,11 @@ static void test_catalog_torture(void) {
 }
 
 static const test tests_catalog[] = {
+    {"catalog.mirrors", test_catalog_mirrors},
+    {"catalog.mirrors_limit", test_catalog_mirrors_limit},
+#if USE_HTTP
+    {"catalog.mirrors_dropped", test_catalog_mirrors_dropped},
+#endif
     {"catalog.pages", test_catalog_pages},
     {"catalog.refusals", test_catalog_refusals},
     {"catalog.params", test_catalog_params},
@@ -16898,6 +27709,11 @@ static const test tests_catalog[] = {
     {"cache.life", test_cache_life},
     {"cache.kept", test_cache_kept},
     {"cache.identity", test_cache_identity},
+#if USE_OAUTH
+    {"cache.private", test_cache_private},
+    {"catalog.scope", test_catalog_scope},
+    {"fr.52", test_cache_private},
+#endif
     {"cache.damage", test_cache_damage},
     {"cache.size", test_cache_size},
     {"cache.race", test_cache_race},
@@ -19292,15 +30108,15 @@ static void test_session_ops_limit(void) {
 }
 
 // What a callback may do and what it may not.
-typedef struct callback {
+typedef struct reaction {
     mcp *m;
     uint64_t id, done;
     mcp_code call, poll, submit, load;
     int events, dones;
-} callback;
+} reaction;
 
 static void callback_fn(void *user, const mcp_event *ev) {
-    callback *c = user;
+    reaction *c = user;
     mcp_result *r = NULL;
 
     c->events++;
@@ -19319,7 +30135,7 @@ static void callback_fn(void *user, const mcp_event *ev) {
 }
 
 static void test_session_callback(void) {
-    callback c = {NULL, 0, 0, 0, 0, 0, 0, 0, 0};
+    reaction c = {NULL, 0, 0, 0, 0, 0, 0, 0, 0};
     mcp_result *r = NULL;
     bench b;
 
@@ -19738,6 +30554,1514 @@ static const test tests_session[] = {
     {"session.reconcile", test_session_reconcile},
     {"session.torture", test_session_torture},
 };
+//=============================================================================
+// MARK: - 22c Mirrored arguments, signing in
+//=============================================================================
+
+// Whom one can sign in to, and what is said of the others, in words: the code
+// alone would send people to the manual. Nothing is connected for it.
+static void test_sign_words(void) {
+    static const struct {
+        const char *name, *words;
+        mcp_code login, logout;
+    } t[] = {
+        {"nobody", "there is no server \"nobody\"", MCP_SERVER_UNKNOWN,
+         MCP_SERVER_UNKNOWN},
+        {"a", "only a server with a URL has a sign-in, and a has none",
+         MCP_MISUSE, MCP_MISUSE},
+#if USE_STDIO
+        {"program", "only a server with a URL", MCP_MISUSE, MCP_MISUSE},
+        {"off", "only a server with a URL", MCP_SERVER_DISABLED, MCP_MISUSE},
+#endif
+#if USE_HTTP
+        {"header", "the Authorization header in the entry of header is what "
+         "lets us in", MCP_MISUSE, MCP_MISUSE},
+        {"headeroff", "the Authorization header", MCP_SERVER_DISABLED,
+         MCP_MISUSE},
+#endif
+    };
+    static const char *const defs[][2] = {
+        {"program", "{\"command\":\"true\"}"},
+        {"off", "{\"command\":\"true\",\"disabled\":true}"},
+        {"header", "{\"url\":\"http://127.0.0.1:9/\",\"headers\":{"
+         "\"authorization\":\"CANARY\"}}"},
+        {"headeroff", "{\"url\":\"http://127.0.0.1:9/\",\"disabled\":true,"
+         "\"headers\":{\"authorization\":\"CANARY\"}}"},
+    };
+    bench b;
+
+    bench_init(&b, 1);
+    if (!CHECK_INT(bench_open(&b), MCP_OK)) return;
+    for (size_t i = 0; i < COUNT(defs); i++)
+        CHECK_INT(mcp_add(b.m, defs[i][0], defs[i][1]), MCP_OK);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        mcp_result *r = NULL;
+        for (int out = 0; out < 2; out++) {
+            mcp_code want = out ? t[i].logout : t[i].login;
+            if (!USE_OAUTH && want == MCP_MISUSE) want = MCP_NOT_BUILT;
+            CHECK_INT(out ? mcp_logout(b.m, t[i].name, &r)
+                          : mcp_login(b.m, t[i].name, true), want);
+            CHECK(r == NULL);
+            if (want == MCP_MISUSE)
+                CHECK(holds(mcp_last_error(b.m)->detail, t[i].words));
+            CHECK(!strstr(mcp_last_error(b.m)->detail, "CANARY"));
+            CHECK_INT(mcp_last_error(b.m)->operation, MCP_OP_AUTH);
+            CHECK_STR(str_of(mcp_last_error(b.m)->server), str_of(t[i].name));
+        }
+    }
+    CHECK_INT(mcp_login(b.m, NULL, true), MCP_MISUSE);
+    CHECK_INT(mcp_logout(b.m, NULL, NULL), MCP_MISUSE);
+    CHECK_INT(mcp_login(NULL, "a", true), MCP_MISUSE);
+    CHECK_INT(mcp_logout(NULL, "a", NULL), MCP_MISUSE);
+    CHECK_INT(b.peer[0].opens, 0);
+    bench_close(&b);
+}
+
+#if USE_OAUTH
+
+// What is wrong is told before anything is done.
+static void test_sign_arguments(void) {
+    bench b;
+    uint64_t id;
+    mcp_result *r = NULL;
+
+    bench_init(&b, 0);
+    b.opt.cached_only = true;
+    b.opt.credentials = "memory";
+    if (!CHECK_INT(bench_open(&b), MCP_OK)) return;
+    CHECK_INT(mcp_add(b.m, "h", "{\"url\":\"http://127.0.0.1:9/\"}"), MCP_OK);
+    CHECK_INT(mcp_login(b.m, "h", false), MCP_OPERATION_FAILED);
+    CHECK(holds(mcp_last_error(b.m)->detail, "connecting is off"));
+    CHECK_INT(mcp_logout(b.m, "h", &r), MCP_OPERATION_FAILED);
+    b.m->opt.cached_only = false;
+    CHECK_INT(mcp_submit(b.m, MCP_DO_LOGIN, "h", "{\"browser\":1}", &id),
+              MCP_OK);
+    CHECK_INT(mcp_poll(b.m, 10), MCP_OK);
+    CHECK_INT(mcp_take(b.m, id, &r), MCP_MISUSE);
+    CHECK(holds(mcp_last_error(b.m)->detail, "browser is true or false"));
+    CHECK_INT(mcp_submit(b.m, MCP_DO_LOGIN, NULL, NULL, &id), MCP_MISUSE);
+    CHECK_INT(mcp_add(b.m, "v", "{\"url\":\"http://127.0.0.1:9/${NOPE_X}\"}"),
+              MCP_OK);
+    CHECK_INT(mcp_login(b.m, "v", true), MCP_CONFIGURATION_INVALID);
+    CHECK(holds(mcp_last_error(b.m)->detail, "variable NOPE_X is not set"));
+    bench_close(&b);
+}
+
+#endif
+
+#if USE_HTTP && USE_OAUTH && USE_LEGACY
+
+// The gate of 18b with a list of tools behind it, and a session in front.
+typedef struct portal {
+    web w;   // first
+    gate g;
+    int lists;
+    bool down;  // as soon as it has given a token
+    char secrets[40][200];  // what it was sent to prove who we are
+    size_t nsecrets;
+} portal;
+
+static void door_keep(portal *x, str value) {
+    if (value.len && CHECK(x->nsecrets < COUNT(x->secrets)))
+        snprintf(x->secrets[x->nsecrets++], sizeof x->secrets[0], "%.*s",
+                 MCP_ARG(value));
+}
+
+// The values of a form, but for those that anybody may know.
+static void door_keep_form(portal *x, str form) {
+    static const char *const names[] = {"code", "code_verifier",
+                                        "refresh_token", "token"};
+    str pair, name, value;
+
+    while (form.len) {
+        str_cut(form, '&', &pair, &form);
+        str_cut(pair, '=', &name, &value);
+        for (size_t i = 0; i < COUNT(names); i++)
+            if (str_is(name, names[i])) door_keep(x, value);
+    }
+}
+
+static void door_serve(web *w, web_conn *c, const web_ask *a) {
+    portal *x = (portal *)(void *)w;
+    char want[40];
+
+    snprintf(want, sizeof want, "Bearer tok-%d", x->g.token);
+    if (str_is(a->path, "/token")) {
+        door_keep_form(x, a->body);
+        door_keep(x, web_header(a->head, "dpop"));
+        door_keep(x, web_header(a->head, "authorization"));
+    }
+    if (x->down && x->g.codes && str_is(a->path, "/mcp")) {
+        web_json(c, 503, "", "{}");
+        return;
+    }
+    if (strcmp(a->rpc, "tools/list") == 0 &&
+        str_is(web_header(a->head, "authorization"), want)) {
+        x->lists++;
+        web_result(c, a, "", "{\"resultType\":\"complete\",\"tools\":[{"
+                   "\"name\":\"t\"}]}");
+    } else {
+        web_gate(w, c, a);
+    }
+}
+
+static mcp_code door_start_as(portal *x, mem *mm, bool modern,
+                              const char *more) {
+    mcp *m = trial_mcp(&x->w.b);
+    mcp_code rc;
+
+    memset(&x->g, 0, sizeof x->g);
+    x->lists = 0;
+    x->down = false;
+    x->g.script = ".";
+    x->g.modern = modern;
+    x->g.dpop = strstr(more, "oauthDpop") != NULL;
+    x->nsecrets = 0;
+    rc = gate_start(&x->w, &x->g, mm, more);
+    x->w.serve = door_serve;
+    m->opt.sign_in = false;
+    diag_init(&m->failed, &m->mem, &m->secrets);
+    return rc ? rc : session_init(m) ? MCP_OK : MCP_OUT_OF_MEMORY;
+}
+
+static mcp_code door_start(portal *x, mem *mm, bool modern) {
+    return door_start_as(x, mm, modern, "");
+}
+
+static void door_free(portal *x) {
+    mcp *m = trial_mcp(&x->w.b);
+
+    session_free(m);
+    catalogs_free(m);
+    diag_free(&m->failed);
+    web_free(&x->w);
+}
+
+static op *door_submit(portal *x, mcp_verb verb, const char *args) {
+    mcp_code rc = MCP_OK;
+    return op_start(trial_mcp(&x->w.b), verb, "srv", str_of(args), &rc);
+}
+
+// To its end; the outcome is in `out`, or "".
+static mcp_code door_end(portal *x, op *o, char *out, size_t cap) {
+    mcp *m = trial_mcp(&x->w.b);
+    mcp_code rc;
+
+    if (out) *out = 0;
+    if (!o) return MCP_OUT_OF_MEMORY;
+    for (int i = 0; i < 20000 && !o->done; i++) trial_pass(&x->w.b, 2);
+    CHECK(o->done);
+    CHECK(!o->auth && !o->resolved);
+    rc = o->failed.code;
+    diag_copy(&m->failed, &o->failed);
+    if (out && !rc)
+        snprintf(out, cap, "%.*s", MCP_ARG(mcp_raw(o->root)));
+    op_free(o);
+    return rc;
+}
+
+static mcp_code door_do(portal *x, mcp_verb verb, char *out, size_t cap) {
+    return door_end(x, door_submit(x, verb, verb == MCP_DO_LOGIN
+                                                ? "{\"browser\":false}" : "{}"),
+                    out, cap);
+}
+
+// Some tool, as if the model had activated it.
+static void door_activate(portal *x, const char *owner) {
+    mcp *m = trial_mcp(&x->w.b);
+    active *a = mem_new(&m->mem, sizeof *a);
+
+    if (!CHECK(a && !session_room(m, 1))) return;
+    snprintf(a->native, sizeof a->native, "mcp__%s__t", owner);
+    snprintf(a->server, sizeof a->server, "%s", owner);
+    a->tool = mem_text(&m->mem, S("t"));
+    a->description = mem_text(&m->mem, S("d"));
+    a->schema = mem_text(&m->mem, S("{}"));
+    session_put(m, a);
+}
+
+// From the first refusal to the last word: a sign-in connects, what is listed
+// with it is its holder's, and a sign-out takes all of it along.
+static void test_sign_life(void) {
+    for (int modern = 0; modern < 2; modern++) {
+        portal x;
+        char out[200];
+        mcp *m = trial_mcp(&x.w.b);
+        fetch f = {0};
+        catalog *list = NULL;
+        hex64 holder;
+        if (!CHECK_INT(door_start(&x, NULL, modern), MCP_OK)) return;
+        CHECK_INT(door_do(&x, MCP_DO_CONNECT, NULL, 0),
+                  MCP_AUTHENTICATION_REQUIRED);
+        CHECK_INT(x.g.asked + x.g.codes, 0);
+        CHECK_INT(door_do(&x, MCP_DO_LOGIN, out, sizeof out), MCP_OK);
+        CHECK_STR(str_of(out), modern
+                      ? S("{\"server\":\"srv\",\"protocol\":\"2026-07-28\"}")
+                      : S("{\"server\":\"srv\",\"protocol\":\"2025-06-18\"}"));
+        CHECK_INT(x.g.codes, 1);
+        CHECK_INT(x.w.b.s->state, SERVER_READY);
+        f.s = x.w.b.s;
+        f.need = NEED_LIVE;
+        for (int i = 0; i < 200; i++) {
+            if (fetch_step(&f, &list, &m->failed) != MCP_PENDING) break;
+            trial_pass(&x.w.b, 2);
+        }
+        auth_identity(x.w.b.s->auth, holder);
+        CHECK(list && list->private && holder[0]);
+        if (list) CHECK_STR(str_of(list->holder), str_of(holder));
+        door_activate(&x, "srv");
+        door_activate(&x, "other");
+        CHECK_INT(door_do(&x, MCP_DO_LOGOUT, out, sizeof out), MCP_OK);
+        CHECK_STR(str_of(out), S("{\"server\":\"srv\",\"removed\":true,"
+                                 "\"revocation\":\"unsupported\"}"));
+        CHECK_INT(m->session->n, 1);
+        CHECK(!session_native(m, S("mcp__srv__t")));
+        CHECK(!x.w.b.s->catalog[LIST_TOOLS]);
+        CHECK_INT(x.w.b.s->state, SERVER_OFF);
+        CHECK_INT(door_do(&x, MCP_DO_CONNECT, NULL, 0),
+                  MCP_AUTHENTICATION_REQUIRED);
+        CHECK_INT(door_do(&x, MCP_DO_LOGOUT, out, sizeof out), MCP_OK);
+        CHECK_STR(str_of(out), S("{\"server\":\"srv\",\"removed\":false,"
+                                 "\"revocation\":\"nothing\"}"));
+        CHECK_INT(x.g.codes, 1);
+        door_free(&x);
+    }
+}
+
+// fr.52: other credentials on the same connection, and what was listed with
+// those of before is lost.
+static void test_sign_others(void) {
+    portal x;
+    catalog *c;
+    hex64 holder;
+
+    if (!CHECK_INT(door_start(&x, NULL, true), MCP_OK)) return;
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_OK);
+    c = catalog_new(x.w.b.s, LIST_TOOLS);
+    CHECK(c && !catalog_lost(c));
+    c->private = true;
+    CHECK(catalog_lost(c));  // of nobody
+    auth_identity(x.w.b.s->auth, holder);
+    memcpy(c->holder, holder, sizeof holder);
+    CHECK(!catalog_lost(c));
+    // A refresh changes nothing, another sign-in does.
+    x.g.token++;
+    CHECK_INT(polls_call(&x.w), MCP_OK);
+    CHECK_INT(x.g.refreshes, 1);
+    CHECK(!catalog_lost(c));
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_OK);
+    CHECK(catalog_lost(c));
+    catalog_free(c);
+    door_free(&x);
+}
+
+// One sign-in at a time, of whichever kind; then it goes on.
+static void test_sign_busy(void) {
+    portal x;
+    op *first;
+
+    if (!CHECK_INT(door_start(&x, NULL, true), MCP_OK)) return;
+    x.g.mute = true;
+    first = door_submit(&x, MCP_DO_LOGIN, "{\"browser\":false}");
+    for (int i = 0; i < 100 && !x.g.asked; i++) trial_pass(&x.w.b, 2);
+    CHECK_INT(x.g.asked, 1);
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_BUSY);
+    CHECK(detail_has(&trial_mcp(&x.w.b)->failed, "another sign-in"));
+    CHECK_INT(door_do(&x, MCP_DO_LOGOUT, NULL, 0), MCP_BUSY);
+    CHECK_INT(gate_answer(&x.w.b, &x.g, x.g.question), MCP_OK);
+    CHECK_INT(door_end(&x, first, NULL, 0), MCP_OK);
+    // On demand: the connection itself waits for the person.
+    CHECK_INT(door_do(&x, MCP_DO_LOGOUT, NULL, 0), MCP_OK);
+    trial_mcp(&x.w.b)->opt.sign_in = true;
+    x.g.asked = 0;
+    first = door_submit(&x, MCP_DO_CONNECT, "{}");
+    for (int i = 0; i < 100 && !x.g.asked; i++) trial_pass(&x.w.b, 2);
+    CHECK_INT(x.g.asked, 1);
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_BUSY);
+    CHECK(detail_has(&trial_mcp(&x.w.b)->failed, "a sign-in to srv is under"));
+    CHECK_INT(door_do(&x, MCP_DO_LOGOUT, NULL, 0), MCP_BUSY);
+    CHECK_INT(gate_answer(&x.w.b, &x.g, x.g.question), MCP_OK);
+    CHECK_INT(door_end(&x, first, NULL, 0), MCP_OK);
+    door_free(&x);
+}
+
+// Given up, or overtaken by a reload that takes the definition away: it ends
+// at once, and holds nothing of what is gone.
+static void test_sign_given_up(void) {
+    for (int how = 0; how < 4; how++) {
+        portal x;
+        mcp *m = trial_mcp(&x.w.b);
+        op *o;
+        config *next;
+        if (!CHECK_INT(door_start(&x, NULL, true), MCP_OK)) return;
+        x.g.mute = true;
+        o = door_submit(&x, MCP_DO_LOGIN, "{\"browser\":false}");
+        for (int i = 0; i < 100 && !x.g.asked && how; i++)
+            trial_pass(&x.w.b, 2);
+        if (how == 0) trial_pass(&x.w.b, 0);  // hardly begun
+        if (how == 1 || how == 0) {
+            op_free(o);
+        } else if (how == 2) {
+            next = config_new(m);
+            CHECK_INT(session_adopt(m, next, NULL), MCP_OK);
+            CHECK_INT(door_end(&x, o, NULL, 0), MCP_CANCELLED);
+        } else {
+            CHECK_INT(question_answer(m, x.g.question, str_make(NULL, 0),
+                                      &x.w.b.d), MCP_OK);
+            CHECK_INT(door_end(&x, o, NULL, 0), MCP_CANCELLED);
+        }
+        trial_pass(&x.w.b, 100);
+        CHECK(!m->questions);
+        CHECK_INT(x.g.codes, 0);
+        door_free(&x);
+    }
+}
+
+// A server that is switched off can be signed out of, not in to.
+static void test_sign_disabled(void) {
+    portal x;
+    mcp *m = trial_mcp(&x.w.b);
+    char out[200];
+
+    if (!CHECK_INT(door_start(&x, NULL, false), MCP_OK)) return;
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_OK);
+    config_find(m->config, S("srv"))->disabled = true;
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_SERVER_DISABLED);
+    CHECK_INT(door_do(&x, MCP_DO_LOGOUT, out, sizeof out), MCP_OK);
+    CHECK(strstr(out, "\"removed\":true") != NULL);
+    door_free(&x);
+}
+
+// The sign-in worked, the connection after it did not: both are told.
+static void test_sign_half(void) {
+    portal x;
+
+    if (!CHECK_INT(door_start(&x, NULL, true), MCP_OK)) return;
+    x.down = true;
+    CHECK_INT(door_do(&x, MCP_DO_LOGIN, NULL, 0), MCP_CONNECTION_FAILED);
+    CHECK(detail_has(&trial_mcp(&x.w.b)->failed, "503"));
+    CHECK(detail_has(&trial_mcp(&x.w.b)->failed,
+                     "The sign-in itself was completed."));
+    x.down = false;
+    CHECK_INT(door_do(&x, MCP_DO_CONNECT, NULL, 0), MCP_OK);
+    CHECK_INT(x.g.codes, 1);
+    door_free(&x);
+}
+
+// Nothing of what proves who we are is told to anybody: not in events, traces
+// and details, not in an outcome, nor in what a server is blamed for.
+static void test_sign_canary(void) {
+    for (int modern = 0; modern < 2; modern++) {
+        portal x;
+        mcp *m = trial_mcp(&x.w.b);
+        char out[200];
+        buf all;
+        if (!CHECK_INT(door_start_as(&x, NULL, modern,
+                                     ",\"oauthClientId\":\"me\","
+                                     "\"oauthClientSecret\":\"canary-secret\","
+                                     "\"oauthDpop\":true"), MCP_OK))
+            return;
+        m->opt.trace = true;
+        buf_init(&all, &x.w.b.fake.mem, SIZE_MAX);
+        for (int i = 0; i < 9; i++) {
+            mcp_verb verb = i == 1 ? MCP_DO_LOGIN : i == 7 ? MCP_DO_LOGOUT
+                                                           : MCP_DO_CONNECT;
+            if (i == 3) x.g.token++;  // a refresh
+            if (i == 5) x.g.no_refresh = x.g.token++ != 0;
+            if (i == 3 || i == 5) (void)polls_call(&x.w);
+            else door_do(&x, verb, out, sizeof out);
+            buf_add(&all, buf_str(&m->failed.detail));
+            buf_add(&all, buf_str(&x.w.b.d.detail));
+            buf_add(&all, buf_str(&x.w.b.s->failed.detail));
+            buf_add(&all, str_of(i == 3 || i == 5 ? "" : out));
+        }
+        buf_add(&all, buf_str(&x.w.b.events));
+        CHECK_INT(x.g.codes, 1);
+        CHECK(x.g.refreshes >= 1 && x.nsecrets >= 6);
+        CHECK(all.len > 1000);
+        door_keep(&x, str_of(x.g.state));
+        door_keep(&x, S("canary-secret"));
+        door_keep(&x, S("tok-"));
+        door_keep(&x, S("ref-"));
+        for (size_t i = 0; i < x.nsecrets; i++) {
+            if (strlen(x.secrets[i]) < SECRET_LEAST) continue;  // a code
+            if (!CHECK(str_find(buf_str(&all), str_of(x.secrets[i])) ==
+                       SIZE_MAX))
+                printf("told: %s\n", x.secrets[i]);
+        }
+        buf_free(&all);
+        door_free(&x);
+    }
+}
+
+static mcp_code torture_sign(mem *mm) {
+    portal x;
+    mcp_code rc = door_start(&x, mm, true);
+
+    if (!rc) rc = door_do(&x, MCP_DO_LOGIN, NULL, 0);
+    if (!rc) rc = door_do(&x, MCP_DO_LOGOUT, NULL, 0);
+    if (trial_mcp(&x.w.b)->session) door_free(&x);
+    else web_free(&x.w);
+    return rc;
+}
+
+static void test_sign_torture(void) {
+    torture(torture_sign);
+}
+
+#endif
+
+#if USE_HTTP
+
+// A modern server on loopback whose calls can be looked at.
+typedef struct mirror_web {
+    web w;               // first
+    const char *tools;   // an array
+    const char *later;   // instead of it, after the first list; NULL: the same
+    int lists, calls, refuse;  // so many calls are refused with -32020
+    buf heads;           // Mcp-Param-... of the last call, a line each
+    buf args;            // its arguments, as they came
+} mirror_web;
+
+static void mirror_serve(web *w, web_conn *c, const web_ask *a) {
+    mirror_web *x = (mirror_web *)(void *)w;
+    char body[1900];
+    str line, rest = a->head;
+
+    if (strcmp(a->rpc, "server/discover") == 0) {
+        web_result(c, a, "", DISCOVER_AS("\"2026-07-28\"", CAPS_TOOLS));
+    } else if (strcmp(a->rpc, "subscriptions/listen") == 0) {
+        web_json(c, 404, "", "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":"
+                 "{\"code\":-32601,\"message\":\"no\"}}");
+    } else if (strcmp(a->rpc, "tools/list") == 0) {
+        snprintf(body, sizeof body, "{\"resultType\":\"complete\",\"ttlMs\":"
+                 "600000,\"cacheScope\":\"public\",\"tools\":%s}",
+                 x->lists++ && x->later ? x->later : x->tools);
+        web_result(c, a, "", body);
+    } else if (strcmp(a->rpc, "tools/call") == 0) {
+        buf_clear(&x->heads);
+        while (str_cut(rest, '\n', &line, &rest) || line.len)
+            if (str_starts(line, S("Mcp-Param-")))
+                buf_fmt(&x->heads, "%.*s\n", MCP_ARG(str_trim(line)));
+        buf_clear(&x->args);
+        buf_add(&x->args, mcp_raw(mcp_pointer(a->msg, "/params/arguments")));
+        if (x->calls++ < x->refuse)
+            web_json(c, 400, "", "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":"
+                     "{\"code\":-32020,\"message\":\"mismatch\"}}");
+        else
+            web_result(c, a, "",
+                       "{\"resultType\":\"complete\",\"content\":[]}");
+    } else {
+        web_result(c, a, "", "{\"resultType\":\"complete\"}");
+    }
+}
+
+static const char mirror_tools[] =
+    "[{\"name\":\"t\",\"inputSchema\":{\"type\":\"object\",\"properties\":{"
+    "\"s\":{\"type\":\"string\",\"x-mcp-header\":\"Text\"},"
+    "\"i\":{\"type\":\"integer\",\"x-mcp-header\":\"Number\"},"
+    "\"b\":{\"type\":\"boolean\",\"x-mcp-header\":\"Flag\"},"
+    "\"plain\":{\"type\":\"string\"},"
+    "\"o\":{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"string\","
+    "\"x-mcp-header\":\"Method\"}}}}}}]";
+
+static mcp_code mirror_start(mirror_web *x, mem *mm) {
+    mcp_code rc;
+
+    memset(x, 0, sizeof *x);
+    x->tools = mirror_tools;
+    rc = web_start(&x->w, mm, mirror_serve, "");
+    buf_init(&x->heads, &x->w.b.fake.mem, SIZE_MAX);
+    buf_init(&x->args, &x->w.b.fake.mem, SIZE_MAX);
+    if (rc) return rc;
+    diag_init(&trial_mcp(&x->w.b)->failed, &trial_mcp(&x->w.b)->mem,
+              &trial_mcp(&x->w.b)->secrets);
+    return session_init(trial_mcp(&x->w.b)) ? MCP_OK : MCP_OUT_OF_MEMORY;
+}
+
+static void mirror_free(mirror_web *x) {
+    mcp *m = trial_mcp(&x->w.b);
+
+    session_free(m);
+    catalogs_free(m);
+    diag_free(&m->failed);
+    buf_free(&x->heads);
+    buf_free(&x->args);
+    web_free(&x->w);
+}
+
+// Call srv.t to the end; what it failed with stays in the handle.
+static mcp_code mirror_call(mirror_web *x, const char *args) {
+    mcp *m = trial_mcp(&x->w.b);
+    mcp_code rc = MCP_OK;
+    op *o = op_start(m, MCP_DO_CALL, "srv.t", str_of(args), &rc);
+
+    if (!o) return rc;
+    for (int i = 0; i < 20000 && !o->done; i++) trial_pass(&x->w.b, 2);
+    CHECK(o->done);
+    rc = o->failed.code;
+    diag_copy(&m->failed, &o->failed);
+    op_free(o);
+    return rc;
+}
+
+// fr.94: which arguments become headers, and how they are written (MCP
+// 2026-07-28, Streamable HTTP, "Value Encoding"). The body is untouched.
+static void test_mirror_values(void) {
+    static const struct {
+        const char *args, *heads;
+    } t[] = {
+        {"{}", ""},
+        {"{\"s\":\"us-west1\",\"i\":42,\"b\":true,\"plain\":\"secret\"}",
+         "Mcp-Param-Text: us-west1\nMcp-Param-Number: 42\nMcp-Param-Flag: true"
+         "\n"},
+        {"{\"s\":null,\"i\":-7,\"b\":false}",
+         "Mcp-Param-Number: -7\nMcp-Param-Flag: false\n"},
+        {"{\"i\":42.0}", "Mcp-Param-Number: 42\n"},
+        {"{\"i\":1e2}", "Mcp-Param-Number: 100\n"},
+        {"{\"i\":0}", "Mcp-Param-Number: 0\n"},
+        {"{\"i\":-0.0}", "Mcp-Param-Number: 0\n"},
+        {"{\"i\":9007199254740991}", "Mcp-Param-Number: 9007199254740991\n"},
+        {"{\"i\":-9007199254740991}", "Mcp-Param-Number: -9007199254740991\n"},
+        {"{\"o\":{\"n\":\"GET\",\"m\":1}}", "Mcp-Param-Method: GET\n"},
+        {"{\"o\":{\"n\":null}}", ""},
+        {"{\"o\":\"n\"}", ""},
+        {"{\"n\":\"GET\"}", ""},
+        // Of another type: for the server to refuse.
+        {"{\"s\":[\"a\"],\"i\":1.5,\"b\":{}}", ""},
+        {"{\"s\":5,\"i\":\"x\",\"b\":\"y\"}",
+         "Mcp-Param-Text: 5\nMcp-Param-Number: x\nMcp-Param-Flag: y\n"},
+        {"{\"s\":\"\"}", "Mcp-Param-Text:\n"},
+        {"{\"s\":\"us west 1\"}", "Mcp-Param-Text: us west 1\n"},
+        {"{\"s\":\"Hello, \\u4e16\\u754c\"}",
+         "Mcp-Param-Text: =?base64?SGVsbG8sIOS4lueVjA==?=\n"},
+        {"{\"s\":\" padded \"}", "Mcp-Param-Text: =?base64?IHBhZGRlZCA=?=\n"},
+        {"{\"s\":\"line1\\nline2\"}",
+         "Mcp-Param-Text: =?base64?bGluZTEKbGluZTI=?=\n"},
+        {"{\"s\":\"a\\r\\nX: y\"}",
+         "Mcp-Param-Text: =?base64?YQ0KWDogeQ==?=\n"},
+        {"{\"s\":\"=?base64?literal?=\"}",
+         "Mcp-Param-Text: =?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?=\n"},
+    };
+    mirror_web x;
+
+    if (!CHECK_INT(mirror_start(&x, NULL), MCP_OK)) return;
+    for (size_t i = 0; i < COUNT(t); i++) {
+        CHECK_INT(mirror_call(&x, t[i].args), MCP_OK);
+        CHECK_STR(buf_str(&x.heads), str_of(t[i].heads));
+        CHECK_STR(buf_str(&x.args), str_of(t[i].args));
+    }
+    CHECK_INT(x.lists, 1);
+    CHECK_INT(x.calls, (int)COUNT(t));
+    mirror_free(&x);
+}
+
+// A program that writes the request itself gets the headers of what is known.
+static void test_mirror_request(void) {
+    for (int known = 0; known < 2; known++) {
+        mirror_web x;
+        mcp_code rc = MCP_OK;
+        op *o;
+        if (!CHECK_INT(mirror_start(&x, NULL), MCP_OK)) return;
+        if (known) CHECK_INT(mirror_call(&x, "{}"), MCP_OK);
+        o = op_start(trial_mcp(&x.w.b), MCP_DO_REQUEST, "srv",
+                     S("{\"method\":\"tools/call\",\"params\":{\"name\":\"t\","
+                       "\"arguments\":{\"s\":\"v\"}}}"), &rc);
+        for (int i = 0; i < 20000 && o && !o->done; i++) trial_pass(&x.w.b, 2);
+        CHECK(o && o->done && !o->failed.code);
+        CHECK_STR(buf_str(&x.heads),
+                  str_of(known ? "Mcp-Param-Text: v\n" : ""));
+        op_free(o);
+        mirror_free(&x);
+    }
+}
+
+// Beyond what every reader of a number keeps exact nothing is sent at all.
+static void test_mirror_range(void) {
+    static const char *const t[] = {
+        "{\"i\":9007199254740992}", "{\"i\":-9007199254740992}",
+        "{\"i\":9007199254740993}", "{\"i\":1e300}", "{\"i\":1e999}",
+        "{\"i\":-1e999}"};
+    mirror_web x;
+
+    if (!CHECK_INT(mirror_start(&x, NULL), MCP_OK)) return;
+    for (size_t i = 0; i < COUNT(t); i++) {
+        CHECK_INT(mirror_call(&x, t[i]), MCP_OPERATION_FAILED);
+        CHECK(detail_has(&trial_mcp(&x.w.b)->failed, "Mcp-Param-Number"));
+    }
+    CHECK_INT(x.calls, 0);
+    mirror_free(&x);
+}
+
+// Refused for its headers: the list is fetched again and the call goes once
+// more by the schema of now; then never again.
+static void test_mirror_again(void) {
+    static const struct {
+        const char *later;
+        int refuse, lists, calls;
+        mcp_code code;
+        const char *heads;
+    } t[] = {
+        {NULL, 0, 1, 1, MCP_OK, "Mcp-Param-Text: v\n"},
+        {"[{\"name\":\"t\",\"inputSchema\":{\"properties\":{\"s\":{\"type\":"
+         "\"string\",\"x-mcp-header\":\"Other\"}}}}]", 1, 2, 2, MCP_OK,
+         "Mcp-Param-Other: v\n"},
+        {"[{\"name\":\"t\"}]", 1, 2, 2, MCP_OK, ""},
+        {NULL, 9, 2, 2, MCP_PROTOCOL_ERROR, "Mcp-Param-Text: v\n"},
+        {"[{\"name\":\"t\",\"inputSchema\":{\"properties\":{\"s\":{\"type\":"
+         "\"string\",\"x-mcp-header\":\"a b\"}}}}]", 1, 2, 1, MCP_TOOL_CHANGED,
+         "Mcp-Param-Text: v\n"},
+        {"[]", 1, 2, 1, MCP_TOOL_CHANGED, "Mcp-Param-Text: v\n"},
+    };
+
+    for (size_t i = 0; i < COUNT(t); i++) {
+        mirror_web x;
+        if (!CHECK_INT(mirror_start(&x, NULL), MCP_OK)) return;
+        x.later = t[i].later;
+        x.refuse = t[i].refuse;
+        CHECK_INT(mirror_call(&x, "{\"s\":\"v\"}"), t[i].code);
+        CHECK_INT(x.lists, t[i].lists);
+        CHECK_INT(x.calls, t[i].calls);
+        CHECK_STR(buf_str(&x.heads), str_of(t[i].heads));
+        mirror_free(&x);
+    }
+}
+
+static mcp_code torture_mirror(mem *mm) {
+    mirror_web x;
+    mcp_code rc = mirror_start(&x, mm);
+
+    x.refuse = 1;
+    if (!rc) rc = mirror_call(&x, "{\"s\":\"\xC3\xA9\",\"o\":{\"n\":\"a\"}}");
+    if (trial_mcp(&x.w.b)->session) mirror_free(&x);
+    else web_free(&x.w);
+    return rc;
+}
+
+static void test_mirror_torture(void) {
+    torture(torture_mirror);
+}
+
+#endif
+
+static const test tests_mirror[] = {
+    {"sign.words", test_sign_words},
+#if USE_OAUTH
+    {"sign.arguments", test_sign_arguments},
+#endif
+#if USE_HTTP && USE_OAUTH && USE_LEGACY
+    {"sign.life", test_sign_life},
+    {"sign.others", test_sign_others},
+    {"sign.busy", test_sign_busy},
+    {"sign.given_up", test_sign_given_up},
+    {"sign.disabled", test_sign_disabled},
+    {"sign.half", test_sign_half},
+    {"sign.canary", test_sign_canary},
+    {"sign.torture", test_sign_torture},
+#endif
+#if USE_HTTP
+    {"mirror.values", test_mirror_values},
+    {"mirror.range", test_mirror_range},
+    {"mirror.request", test_mirror_request},
+    {"mirror.again", test_mirror_again},
+    {"mirror.torture", test_mirror_torture},
+    {"fr.94", test_mirror_values},
+#endif
+};
+//=============================================================================
+// MARK: - 22b Rounds
+//
+// A server in memory that answers calls from a script, and a host that is asked
+// things. The clock is a number.
+//=============================================================================
+
+typedef struct party {
+    clock_os time;
+    mcp_os os;
+    mcp_options opt;
+    heap heap;
+    fake fake;
+    mcp *m;
+    buf heard;           // "kind call request\n" of each question, "done id\n"
+    uint64_t ids[64];
+    int n;
+    const char *answer;  // at once; "" declines; NULL: later
+    mcp_code answered;
+    const char *also;    // a tool that is called from inside the callback
+    uint64_t also_id;
+    bool cancel;         // from inside the callback
+} party;
+
+static void party_event(void *user, const mcp_event *e) {
+    party *p = user;
+
+    if (e->type == MCP_EV_DONE)
+        buf_fmt(&p->heard, "done %d\n", (int)e->id);
+    if (e->type == MCP_EV_WARNING)
+        buf_fmt(&p->heard, "warning %.*s\n", MCP_ARG(e->text));
+    if (e->type != MCP_EV_ASK || p->n >= (int)COUNT(p->ids)) return;
+    buf_fmt(&p->heard, "%d %s %d %.*s\n", (int)e->ask, e->server, (int)e->call,
+            MCP_ARG(mcp_raw(e->request)));
+    p->ids[p->n++] = e->id;
+    if (p->also && !p->also_id)
+        CHECK_INT(mcp_submit(p->m, MCP_DO_CALL, p->also, "{\"x\":1}",
+                             &p->also_id), MCP_OK);
+    if (p->cancel) mcp_cancel(p->m);
+    if (p->answer)
+        p->answered = mcp_answer(p->m, e->id, *p->answer ? p->answer : NULL);
+}
+
+// The script, a JSON array: the n-th answer to calls, reads and prompts; the
+// last one again and again. An object with a code is an error, a number
+// nothing. In `mode` 1 the server is a legacy one.
+static void party_act(fake *p, mcp_json msg) {
+    mcp_doc *doc = NULL;
+    mcp_json list, v;
+    size_t n;
+
+    CHECK_INT(json_parse(&p->mem, str_of(p->with), &doc, NULL, NULL), 0);
+    list = json_root(doc);
+    n = mcp_length(list);
+    v = mcp_at(list, (size_t)p->seen < n ? (size_t)p->seen : n - 1);
+    p->seen++;
+    if (mcp_typeof(v) == MCP_OBJECT)
+        buf_fmt(&p->out, "{\"jsonrpc\":\"2.0\",\"id\":%.*s,\"%s\":%.*s}\n",
+                MCP_ARG(mcp_raw(json_get(msg, S("id")))),
+                mcp_exists(json_get(v, S("code"))) ? "error" : "result",
+                MCP_ARG(mcp_raw(v)));
+    json_free(doc);
+}
+
+#define PARTY_CAPS                                                            \
+    "{\"tools\":{},\"resources\":{},\"prompts\":{},\"completions\":{}}"
+#define PARTY_TOOL(name, more)                                                \
+    "{\"name\":\"" name "\",\"description\":\"d\",\"inputSchema\":{\"type\":" \
+    "\"object\"}" more "}"
+
+static void party_say(fake *p, mcp_json msg, str line) {
+    str name = mcp_view(mcp_pointer(msg, "/params/name"));
+
+    (void)line;
+    if (!mcp_exists(json_get(msg, S("id"))) || fake_is(msg, "hold")) return;
+    if (fake_is(msg, "server/discover") && !p->mode)
+        fake_answer(p, msg, DISCOVER_AS("\"2026-07-28\"", PARTY_CAPS));
+    else if (fake_is(msg, "initialize"))
+        fake_answer(p, msg, INIT_AS("2025-11-25", PARTY_CAPS));
+    else if (fake_is(msg, "tools/list"))
+        fake_answer(p, msg, "{\"resultType\":\"complete\",\"ttlMs\":6000000,"
+                    "\"cacheScope\":\"public\",\"tools\":["
+                    PARTY_TOOL("t", "") "," PARTY_TOOL("u", "") ","
+                    PARTY_TOOL("task", ",\"execution\":{\"taskSupport\":"
+                                       "\"required\"}") ","
+                    PARTY_TOOL("may", ",\"execution\":{\"taskSupport\":"
+                                      "\"optional\"}") "]}");
+    else if (fake_is(msg, "tools/call") && str_is(name, "u"))
+        fake_answer(p, msg, "{\"resultType\":\"complete\",\"content\":[{"
+                    "\"type\":\"text\",\"text\":\"from u\"}]}");
+    else if (fake_is(msg, "tools/call") || fake_is(msg, "resources/read") ||
+             fake_is(msg, "prompts/get") || fake_is(msg, "echo") ||
+             fake_is(msg, "completion/complete"))
+        party_act(p, msg);
+    else
+        fake_answer(p, msg, NO_METHOD);
+}
+
+static mcp_io party_io(party *p) {
+    mcp_io s = {&p->fake, fake_open, fake_read, fake_write, NULL, fake_close};
+    return s;
+}
+
+static mcp_code party_open(party *p, const char *script, bool legacy) {
+    mcp_io s;
+    mcp_code rc;
+    bool real = script && *script == ' ';  // the system's clock and waiting
+
+    memset(p, 0, sizeof *p);
+    fake_init(&p->fake, party_say);
+    p->fake.with = script;
+    p->fake.mode = legacy;
+    buf_init(&p->heard, &p->fake.mem, SIZE_MAX);
+    clock_make(&p->time, &p->os);
+    if (!real) p->opt.os = &p->os;
+    p->opt.alloc = heap_fn;
+    p->opt.alloc_user = &p->heap;
+    p->opt.no_cache = true;
+    p->opt.on_event = party_event;
+    p->opt.user = p;
+    p->opt.asks = 7;
+    rc = mcp_open(&p->m, &p->opt);
+    s = party_io(p);
+    return rc ? rc : mcp_add_io(p->m, "a", &s);
+}
+
+static bool party_start(party *p, const char *script) {
+    return CHECK_INT(party_open(p, script, false), MCP_OK);
+}
+
+static void party_close(party *p) {
+    mcp_close(p->m);
+    CHECK_INT(p->heap.live, 0);
+    buf_free(&p->heard);
+    fake_free(&p->fake);
+}
+
+static int party_sent(const party *p, const char *text) {
+    return p->fake.all.len ? session_count(p->fake.all.ptr, text) : 0;
+}
+
+static void party_pass(party *p, int ms) {
+    int64_t until = p->time.now + ms;
+    do mcp_poll(p->m, ms);
+    while (p->time.now < until);
+}
+
+#define INPUT(more) "{\"resultType\":\"input_required\"" more "}"
+#define ASKS(entries) ",\"inputRequests\":{" entries "}"
+#define STATE(raw) ",\"requestState\":" raw
+#define WHO                                                                   \
+    "\"who\":{\"method\":\"elicitation/create\",\"params\":{\"message\":"     \
+    "\"Who?\",\"requestedSchema\":" SCHEMA_NAME "}}"
+#define ROOTS "\"roots\":{\"method\":\"roots/list\"}"
+#define SAMPLE                                                                \
+    "\"model\":{\"method\":\"sampling/createMessage\",\"params\":{"           \
+    "\"messages\":[],\"maxTokens\":5}}"
+#define FINE                                                                  \
+    "{\"resultType\":\"complete\",\"content\":[{\"type\":\"text\",\"text\":"  \
+    "\"fine\"}],\"contents\":[],\"messages\":[]}"
+#define ANSWERS ",\"inputResponses\":{\"who\":" ADA "}"
+
+// Every verb that sends one of the three methods; the second request is a new
+// one with all of the first and with the answer.
+static void test_rounds_verbs(void) {
+    static const char script[] =
+        "[" INPUT(ASKS(WHO) STATE("\"b64:\\u0041\\/==\"")) "," FINE "]";
+    static const char tail[] =
+        ANSWERS ",\"requestState\":\"b64:\\u0041\\/==\",\"_meta\":{\""
+        META_VERSION "\":\"2026-07-28\"";
+
+    for (int verb = 0; verb < 7; verb++) {
+        static const char *const params[] = {
+            "{\"name\":\"t\",\"arguments\":{\"w\":640.0}",
+            "{\"uri\":\"docs://x\"", "{\"name\":\"p\"",
+            "{\"name\":\"t\",\"arguments\":{}",
+            "{\"name\":\"t\",\"arguments\":{\"w\":1}",
+            "{\"name\":\"t\",\"arguments\":{\"w\":1}", "{\"uri\":\"d:x\""};
+        char want[400], id[40];
+        mcp_result *r = NULL;
+        mcp_code rc = MCP_OK;
+        party p;
+        if (!party_start(&p, script)) return;
+        p.answer = ADA;
+        switch (verb) {
+        case 0: rc = mcp_call(p.m, "a.t", "{\"w\":640.0}", &r); break;
+        case 1: rc = mcp_read(p.m, "a", "docs://x", NULL, &r); break;
+        case 2: rc = mcp_prompt(p.m, "a", "p", NULL, &r); break;
+        case 3:
+            rc = mcp_request(p.m, "a", "tools/call", "{\"name\":\"t\","
+                             "\"requestState\":\"mine\",\"arguments\":{},"
+                             "\"inputResponses\":{}}", &r);
+            break;
+        case 4:
+            CHECK_INT(mcp_activate(p.m, "[\"a.t\"]", &r), MCP_OK);
+            mcp_free(r);
+            rc = mcp_dispatch(p.m, "mcp__a__t", "{\"w\":1}", &r);
+            break;
+        case 5:
+            if (!USE_COMMANDS) break;
+            rc = mcp_command(p.m, "call a.t '{\"w\":1}'", &r);
+            break;
+        default:
+            rc = mcp_dispatch(p.m, "mcp_tools", "{\"read\":{\"server\":\"a\","
+                              "\"uri\":\"d:x\"}}", &r);
+        }
+        if (!CHECK_INT(rc, MCP_OK)) printf("%s\n", mcp_errmsg(p.m));
+        CHECK(!mcp_is_error(r));
+        if (verb != 5 || USE_COMMANDS) {
+            CHECK_INT(p.n, 1);
+            CHECK_INT(p.fake.seen, 2);
+            snprintf(want, sizeof want, "\"params\":%s%s", params[verb], tail);
+            if (!CHECK_INT(party_sent(&p, want), 1))
+                printf("%s%s\n", want, buf_z(&p.fake.all));
+            CHECK_INT(party_sent(&p, "\"inputResponses\":{\"who\":"), 1);
+            // The ids differ, and the progress token goes with the id.
+            snprintf(id, sizeof id, "\"id\":%d,", (int)p.m->last_id);
+            CHECK_INT(party_sent(&p, id), 1);
+            snprintf(id, sizeof id, "\"progressToken\":%d}",
+                     (int)p.m->last_id);
+            CHECK_INT(party_sent(&p, id), 1);
+        }
+        mcp_free(r);
+        party_close(&p);
+    }
+}
+
+// The question names its call; several rounds, of which each has its own
+// answers only.
+static void test_rounds_several(void) {
+    static const char script[] =
+        "[" INPUT(ASKS(WHO "," ROOTS) STATE("\"1\"")) ","
+        INPUT(STATE("\"2\"")) "," INPUT(ASKS(SAMPLE)) "," FINE "]";
+    mcp_result *r = NULL;
+    uint64_t id;
+    party p;
+
+    if (!party_start(&p, script)) return;
+    CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", "{\"w\":1}", &id), MCP_OK);
+    party_pass(&p, 100);
+    CHECK_INT(p.n, 2);
+    CHECK(holds(buf_z(&p.heard), "1 a 1 {\"message\":\"Who?\""));
+    CHECK(holds(buf_z(&p.heard), "4 a 1 {}\n"));
+    CHECK_INT(mcp_answer(p.m, p.ids[1], "{\"roots\":[]}"), MCP_OK);
+    party_pass(&p, 1000);
+    CHECK_INT(p.fake.seen, 1);
+    CHECK_INT(mcp_take(p.m, id, &r), MCP_PENDING);
+    CHECK_INT(mcp_answer(p.m, p.ids[0], "{\"action\":\"accept\",\"content\":{"
+                                        "\"name\":7}}"), MCP_MISUSE);
+    CHECK(holds(mcp_errmsg(p.m), "\"name\" is not text"));
+    CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_OK);
+    CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_MISUSE);
+    party_pass(&p, 1000);
+    // (The round that only brings a state needs nobody.)
+    CHECK_INT(p.fake.seen, 3);
+    CHECK_INT(p.n, 3);
+    CHECK_INT(party_sent(&p, "{\"w\":1},\"inputResponses\":{\"who\":" ADA
+                             ",\"roots\":{\"roots\":[]}},\"requestState\":"
+                             "\"1\",\"_meta\""), 1);
+    CHECK_INT(party_sent(&p, "{\"w\":1},\"requestState\":\"2\",\"_meta\""), 1);
+    CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_MISUSE);
+    CHECK(holds(mcp_errmsg(p.m), "no question of this id is open"));
+    CHECK_INT(mcp_answer(p.m, p.ids[2], "{\"role\":\"assistant\",\"content\":{"
+                         "\"type\":\"text\",\"text\":\"t\"},\"model\":\"x\"}"),
+              MCP_OK);
+    party_pass(&p, 1000);
+    CHECK_INT(party_sent(&p, "{\"w\":1},\"inputResponses\":{\"model\":{\"role\""
+                             ":\"assistant\",\"content\":{\"type\":\"text\","
+                             "\"text\":\"t\"},\"model\":\"x\"}},\"_meta\""), 1);
+    CHECK_INT(mcp_take(p.m, id, &r), MCP_OK);
+    CHECK(holds(mcp_text(r), "fine"));
+    mcp_free(r);
+    CHECK(!p.m->questions);
+    party_close(&p);
+}
+
+// How a call ends that does not get what it needs.
+static void test_rounds_refusals(void) {
+    static const struct {
+        const char *script, *answer;
+        mcp_code code;
+        const char *detail;  // of a failure
+        int sent, asked;
+    } cases[] = {
+        {"[" INPUT(ASKS(WHO)) "," FINE "]", "", MCP_OK,
+         "\"inputResponses\":{\"who\":{\"action\":\"decline\"}}", 2, 1},
+        {"[" INPUT(ASKS(WHO)) "," FINE "]", "{\"action\":\"cancel\"}", MCP_OK,
+         "\"inputResponses\":{\"who\":{\"action\":\"cancel\"}}", 2, 1},
+        {"[" INPUT(ASKS(SAMPLE)) "," FINE "]", "", MCP_OPERATION_FAILED,
+         "tools/call needs a model's words, which was declined", 1, 1},
+        {"[" INPUT(ASKS(ROOTS)) "," FINE "]", "", MCP_OPERATION_FAILED,
+         "tools/call needs the folders it may work in, which was declined", 1,
+         1},
+        {"[" INPUT(ASKS("\"x\":{\"method\":\"ping\"}")) "]", "",
+         MCP_PROTOCOL_ERROR, "a request that is not known: \"ping\"", 1, 0},
+        {"[" INPUT(ASKS("\"x\":{}")) "]", "", MCP_PROTOCOL_ERROR,
+         "a request that is not known: \"\"", 1, 0},
+        {"[" INPUT(ASKS("\"x\":7")) "]", "", MCP_PROTOCOL_ERROR,
+         "a request that is not known: \"\"", 1, 0},
+        {"[" INPUT(ASKS("\"x\":{\"method\":\"sampling/createMessage\","
+                        "\"params\":{\"messages\":[],\"tools\":[]}}")) "]", "",
+         MCP_PROTOCOL_ERROR, "tools in sampling were not declared", 1, 0},
+        {"[" INPUT(ASKS(WHO ",\"y\":{\"method\":\"elicitation/create\","
+                        "\"params\":{}}")) "]", "",
+         MCP_PROTOCOL_ERROR, "requestedSchema is not the schema", 1, 0},
+        {"[" INPUT("") "]", "", MCP_PROTOCOL_ERROR, "does not say what", 1, 0},
+        {"[" INPUT(ASKS("")) "]", "", MCP_PROTOCOL_ERROR, "does not say what",
+         1, 0},
+        {"[" INPUT(",\"inputRequests\":[]" STATE("\"x\"")) "]", "",
+         MCP_PROTOCOL_ERROR, "does not say what", 1, 0},
+        {"[" INPUT(ASKS(WHO) STATE("7")) "]", "", MCP_PROTOCOL_ERROR,
+         "does not say what", 1, 0},
+        {"[" INPUT(ASKS("\"x\":{\"method\":\"elicitation/create\",\"params\":{"
+                        "\"mode\":\"url\",\"url\":\"http://x.example/?s=1\"}}"
+                        "," WHO)) "," FINE "]", ADA, MCP_OK,
+         "\"inputResponses\":{\"x\":{\"action\":\"decline\"},\"who\":" ADA "}",
+         2, 1},
+        {"[{\"code\":-32021,\"message\":\"no\",\"data\":{"
+         "\"requiredCapabilities\":{\"sampling\":{\"tools\":{}},\"extensions\":"
+         "{\"io.modelcontextprotocol/tasks\":{},\"x/y\":{}},\"other\":{}}}}]",
+         "", MCP_PROTOCOL_ERROR, "tools/call needs what this program does not "
+         "offer: asking a model (sampling), running tools as tasks (tasks), "
+         "x/y, other", 1, 0},
+        {"[{\"code\":-32021,\"message\":\"no\"}]", "", MCP_PROTOCOL_ERROR,
+         "offer: it does not say what", 1, 0},
+        {"[{\"code\":-32042,\"message\":\"no\",\"data\":{\"elicitations\":[]}}"
+         "]", "", MCP_PROTOCOL_ERROR, "JSON-RPC error -32042", 1, 0},
+    };
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_result *r = NULL;
+        party p;
+        if (!party_start(&p, cases[i].script)) return;
+        p.answer = cases[i].answer;
+        CHECK_INT(mcp_call(p.m, "a.t", NULL, &r), cases[i].code);
+        if (cases[i].code)
+            CHECK(holds(mcp_last_error(p.m)->detail, cases[i].detail));
+        else
+            CHECK_INT(party_sent(&p, cases[i].detail), 1);
+        CHECK_INT(p.fake.seen, cases[i].sent);
+        CHECK_INT(p.n, cases[i].asked);
+        CHECK(!strstr(buf_z(&p.heard), "s=1"));
+        CHECK(!p.m->questions);
+        mcp_free(r);
+        party_close(&p);
+    }
+}
+
+// What the host has not declared, and where nothing may be asked.
+static void test_rounds_undeclared(void) {
+    static const char script[] = "[" INPUT(ASKS(WHO)) "," FINE "]";
+    mcp_result *r = NULL;
+    party p;
+
+    if (!party_start(&p, script)) return;
+    p.m->opt.asks = MCP_ASK_ROOTS;
+    p.answer = ADA;
+    CHECK_INT(mcp_call(p.m, "a.t", NULL, &r), MCP_PROTOCOL_ERROR);
+    CHECK_INT(party_sent(&p, "clientCapabilities\":{\"roots\":{}}"), 3);
+    CHECK(holds(mcp_errmsg(p.m), "tools/call needs the person's input, for "
+                                 "which this program cannot ask"));
+    CHECK(!strstr(mcp_last_error(p.m)->detail, "carried out"));
+    CHECK_INT(p.n, 0);
+    p.fake.seen = 0;
+    CHECK_INT(mcp_activate(p.m, "[\"a.t\"]", &r), MCP_OK);
+    mcp_free(r);
+    CHECK_INT(mcp_dispatch(p.m, "mcp__a__t", NULL, &r), MCP_PROTOCOL_ERROR);
+    CHECK_STR(str_of(mcp_text(r)), str_of(dialog_unasked));
+    mcp_free(r);
+    p.fake.seen = 0;
+    p.m->opt.asks = 7;
+    p.answer = "";
+    p.fake.with = "[" INPUT(ASKS(SAMPLE)) "]";
+    CHECK_INT(mcp_dispatch(p.m, "mcp__a__t", NULL, &r), MCP_OPERATION_FAILED);
+    CHECK_STR(str_of(mcp_text(r)), str_of(dialog_declined));
+    mcp_free(r);
+    p.fake.seen = 0;
+    p.fake.with = script;
+    CHECK_INT(mcp_request(p.m, "a", "echo", "{}", &r), MCP_PROTOCOL_ERROR);
+    CHECK(holds(mcp_errmsg(p.m), "further input for echo, which cannot have"));
+    p.fake.seen = 0;
+    CHECK_INT(mcp_request(p.m, "a", "completion/complete", "{}", &r),
+              MCP_PROTOCOL_ERROR);
+    party_close(&p);
+}
+
+// Ten rounds and no more; sixteen questions and no more; so much state.
+static void test_rounds_limits(void) {
+    for (int more = 0; more < 2; more++) {
+        mcp_result *r = NULL;
+        party p;
+        buf s;
+        own_mem(&p.fake.mem);
+        if (!party_start(&p, NULL)) return;
+        buf_init(&s, &p.fake.mem, SIZE_MAX);
+        buf_byte(&s, '[');
+        for (int i = 0; i < LIMIT_ROUNDS + more; i++)
+            buf_add(&s, S(INPUT(STATE("\"s\"")) ","));
+        buf_add(&s, S(FINE "]"));
+        p.fake.with = buf_z(&s);
+        CHECK_INT(mcp_call(p.m, "a.t", NULL, &r),
+                  more ? MCP_LIMIT_EXCEEDED : MCP_OK);
+        CHECK_INT(p.fake.seen, LIMIT_ROUNDS + 1);
+        mcp_free(r);
+
+        buf_clear(&s);
+        buf_add(&s, S("[{\"resultType\":\"input_required\","
+                      "\"inputRequests\":{"));
+        for (int i = 0; i < LIMIT_QUESTIONS + more; i++)
+            buf_fmt(&s, "%s\"r%d\":{\"method\":\"roots/list\"}",
+                    i ? "," : "", i);
+        buf_add(&s, S("}}," FINE "]"));
+        p.fake.with = buf_z(&s);
+        p.fake.seen = p.n = 0;
+        p.answer = "{\"roots\":[]}";
+        CHECK_INT(mcp_call(p.m, "a.t", NULL, &r),
+                  more ? MCP_LIMIT_EXCEEDED : MCP_OK);
+        CHECK_INT(p.n, more ? 0 : LIMIT_QUESTIONS);
+        mcp_free(r);
+
+        buf_clear(&s);
+        buf_add(&s, S("[{\"resultType\":\"input_required\","
+                      "\"requestState\":\""));
+        for (int i = 0; i < LIMIT_STATE - 2 + more; i++) buf_byte(&s, 'x');
+        buf_add(&s, S("\"}," FINE "]"));
+        p.fake.with = buf_z(&s);
+        p.fake.seen = 0;
+        CHECK_INT(mcp_call(p.m, "a.t", NULL, &r),
+                  more ? MCP_LIMIT_EXCEEDED : MCP_OK);
+        mcp_free(r);
+        buf_free(&s);
+        party_close(&p);
+    }
+}
+
+// The person takes long: the deadline of the call does not run, and the one
+// after the answer is a whole one.
+static void test_rounds_later(void) {
+    static const char script[] = "[" INPUT(ASKS(WHO)) ",0]";
+    mcp_result *r = NULL;
+    uint64_t id;
+    int64_t start;
+    party p;
+
+    if (!party_start(&p, script)) return;
+    CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", NULL, &id), MCP_OK);
+    party_pass(&p, 700000);
+    CHECK_INT(mcp_take(p.m, id, &r), MCP_PENDING);
+    CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_OK);
+    start = p.time.now;
+    while (mcp_take(p.m, id, &r) == MCP_PENDING) mcp_poll(p.m, 100);
+    CHECK_INT(mcp_last_error(p.m)->code, MCP_TIMEOUT);
+    CHECK(p.time.now - start >= TIME_CALL &&
+          p.time.now - start < TIME_CALL + 200);
+    CHECK(holds(mcp_last_error(p.m)->detail, "not sent again"));
+    CHECK_INT(p.fake.seen, 2);
+    party_close(&p);
+}
+
+// A callback submits another call, which has nothing of the first; both come
+// to their ends.
+static void test_rounds_parallel(void) {
+    static const char script[] =
+        "[" INPUT(ASKS(WHO) STATE("\"secret state\"")) "," FINE "]";
+    mcp_result *r = NULL;
+    party p;
+
+    if (!party_start(&p, script)) return;
+    p.also = "a.u";
+    CHECK_INT(mcp_connect(p.m, "a"), MCP_OK);
+    {
+        uint64_t id;
+        CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", NULL, &id), MCP_OK);
+        party_pass(&p, 1000);
+        CHECK_INT(mcp_take(p.m, id, &r), MCP_PENDING);
+        CHECK_INT(mcp_take(p.m, p.also_id, &r), MCP_OK);
+        CHECK(holds(mcp_text(r), "from u"));
+        mcp_free(r);
+        CHECK_INT(party_sent(&p, "{\"name\":\"u\",\"arguments\":{\"x\":1},"
+                                 "\"_meta\":"), 1);
+        CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_OK);
+        party_pass(&p, 1000);
+        CHECK_INT(mcp_take(p.m, id, &r), MCP_OK);
+        CHECK(holds(mcp_text(r), "fine"));
+        mcp_free(r);
+    }
+    CHECK_INT(party_sent(&p, "\"requestState\":\"secret state\""), 1);
+    party_close(&p);
+}
+
+// Given up in every way while a question is open: it goes at once.
+static void test_rounds_given_up(void) {
+    static const char script[] = " [" INPUT(ASKS(WHO)) "," FINE "]";
+
+    for (int how = !USE_POSIX; how < 5; how++) {
+        mcp_result *r = NULL;
+        uint64_t id = 0;
+        party p;
+        if (!party_start(&p, script + (how > 0))) return;
+        if (how == 0) {
+            p.cancel = true;
+            CHECK_INT(mcp_call(p.m, "a.t", NULL, &r), MCP_CANCELLED);
+            CHECK(!strstr(mcp_last_error(p.m)->detail, "carried out"));
+        } else {
+            CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", NULL, &id), MCP_OK);
+            party_pass(&p, 100);
+        }
+        CHECK_INT(p.n, 1);
+        if (how == 1) mcp_drop(p.m, id);
+        if (how == 2) {
+            CHECK_INT(mcp_add(p.m, "a", "{\"command\":\"/nonexistent\"}"),
+                      MCP_OK);
+            CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_OK);
+            party_pass(&p, 100);
+            CHECK(mcp_take(p.m, id, &r) != MCP_PENDING);
+        }
+        if (how == 3) {  // as a reload does
+            config *same = p.m->config;
+            CHECK_INT(session_adopt(p.m, same, NULL), MCP_OK);
+            CHECK_INT(mcp_take(p.m, id, &r), MCP_CANCELLED);
+        }
+        if (how != 4) {
+            CHECK(!p.m->questions);
+            CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_MISUSE);
+        }
+        CHECK_INT(p.fake.seen, 1);
+        party_close(&p);  // 4: while it is open
+    }
+}
+
+// The connection is closed meanwhile: the answer goes over a new one.
+static void test_rounds_reconnect(void) {
+    static const char script[] = "[" INPUT(ASKS(WHO) STATE("\"s\"")) "," FINE
+                                 "]";
+    mcp_result *r = NULL;
+    uint64_t id;
+    party p;
+
+    if (!party_start(&p, script)) return;
+    CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", NULL, &id), MCP_OK);
+    party_pass(&p, 100);
+    CHECK_INT(mcp_disconnect(p.m, "a"), MCP_OK);
+    CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_OK);
+    party_pass(&p, 1000);
+    CHECK_INT(mcp_take(p.m, id, &r), MCP_OK);
+    CHECK_INT(p.fake.opens, 2);
+    CHECK_INT(party_sent(&p, ANSWERS ",\"requestState\":\"s\""), 1);
+    mcp_free(r);
+    party_close(&p);
+}
+
+#if USE_LEGACY
+
+#define PAGE(id)                                                              \
+    "{\"mode\":\"url\",\"message\":\"Open it\",\"elicitationId\":\"" id       \
+    "\",\"url\":\"https://login.example/start?s=1\"}"
+#define PAGE2(id)                                                             \
+    "{\"mode\":\"url\",\"elicitationId\":\"" id "\",\"url\":\"https://a.b/\"}"
+#define PAGES(list)                                                           \
+    "{\"code\":-32042,\"message\":\"page\",\"data\":{\"elicitations\":[" list \
+    "]}}"
+#define COMPLETE(id)                                                          \
+    "{\"jsonrpc\":\"2.0\",\"method\":\"notifications/elicitation/complete\"," \
+    "\"params\":{\"elicitationId\":\"" id "\"}}"
+#define YES "{\"action\":\"accept\"}"
+
+// -32042: the pages are opened, and the call goes out once more. If they were
+// only opened, it goes out a last time when they are done with: when the server
+// says so, perhaps early (1), or after a while (2).
+static void test_rounds_pages(void) {
+    static const char script[] =
+        "[" PAGES(PAGE("e1") "," PAGE2("e2")) ","
+        PAGES(PAGE2("e3") "," PAGE("e4")) "," FINE "]";
+
+    for (int how = 0; how < 3; how++) {
+        mcp_result *r = NULL;
+        uint64_t id;
+        int64_t start;
+        party p;
+        if (!CHECK_INT(party_open(&p, script, true), MCP_OK)) return;
+        CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", "{\"w\":1}", &id), 0);
+        party_pass(&p, 8000);
+        CHECK_INT(p.n, 2);
+        CHECK(holds(buf_z(&p.heard), "1 a 1 " PAGE("e1")));
+        if (how == 1) fake_puts(&p.fake, COMPLETE("e1"));  // before the answer
+        party_pass(&p, 100);
+        CHECK_INT(mcp_answer(p.m, p.ids[0], YES), MCP_OK);
+        CHECK_INT(mcp_answer(p.m, p.ids[1], YES), MCP_OK);
+        party_pass(&p, 5000);
+        CHECK_INT(p.fake.seen, 2);
+        CHECK_INT(p.n, 2);
+        fake_puts(&p.fake, COMPLETE("e2"));
+        fake_puts(&p.fake, COMPLETE("unknown"));
+        party_pass(&p, 5000);
+        CHECK_INT(p.fake.seen, how == 1 ? 3 : 2);
+        if (how == 0) fake_puts(&p.fake, COMPLETE("e1"));
+        start = p.time.now;
+        while (mcp_take(p.m, id, &r) == MCP_PENDING) mcp_poll(p.m, 100);
+        CHECK(holds(mcp_text(r), "fine"));
+        CHECK(p.time.now - start < (how == 2 ? TIME_PAGE : 2000));
+        CHECK(how != 2 || p.time.now - start > TIME_PAGE - 15000);
+        CHECK_INT(p.fake.seen, 3);
+        CHECK_INT(party_sent(&p, "\"tools/call\",\"params\":{\"name\":\"t\","
+                                 "\"arguments\":{\"w\":1},\"_meta\""), 3);
+        mcp_free(r);
+        party_close(&p);
+    }
+}
+
+// Declined, asked for again, not to be opened, and no page at all.
+static void test_rounds_pages_refused(void) {
+    static const struct {
+        const char *script, *answer;
+        const char *detail;
+        int sent, asked;
+        unsigned asks;
+        mcp_code code;
+    } cases[] = {
+        {"[" PAGES(PAGE("")) "," FINE "]", YES, "", 2, 1, 7, MCP_OK},
+        {"[" PAGES(PAGE("e1")) "," FINE "]", "", "needs a page to be opened, "
+         "which was declined", 1, 1, 7, MCP_OPERATION_FAILED},
+        {"[" PAGES(PAGE("e1")) "," FINE "]", "{\"action\":\"cancel\"}",
+         "which was declined", 1, 1, 7, MCP_OPERATION_FAILED},
+        {"[" PAGES(PAGE("e")) "]", YES, "still needs a page to be opened and "
+         "finished; call again when that is done\nThe page is at "
+         "login.example.", 3, 1, 7, MCP_OPERATION_FAILED},
+        {"[" PAGES(PAGE("e")) "," PAGES(PAGE2("e")) "," FINE "]", YES, "", 3,
+         2, 7, MCP_OK},
+        {"[" PAGES(PAGE("e")) "," PAGES(PAGE2("e")) "," PAGES(PAGE("e")) "]",
+         YES, "still needs a page", 3, 2, 7, MCP_OPERATION_FAILED},
+        {"[" PAGES(PAGE("e")) "]", YES, "for which this program cannot ask\n"
+         "The page is at login.example.", 1, 0, MCP_ASK_ROOTS,
+         MCP_PROTOCOL_ERROR},
+        {"[" PAGES("{\"mode\":\"url\",\"url\":\"http://x.example/\"}") "]",
+         YES, "needs a page to be opened, which was declined", 1, 0, 7,
+         MCP_OPERATION_FAILED},
+        {"[" PAGES("{\"mode\":\"form\",\"requestedSchema\":{}}") "]", YES,
+         "has no mode \"url\"", 1, 0, 7, MCP_PROTOCOL_ERROR},
+        {"[" PAGES("") "]", YES, "does not say which", 1, 0, 7,
+         MCP_OPERATION_FAILED},
+        {"[{\"code\":-32042,\"message\":\"m\"}]", YES, "does not say which", 1,
+         0, 7, MCP_OPERATION_FAILED},
+    };
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mcp_result *r = NULL;
+        party p;
+        if (!CHECK_INT(party_open(&p, cases[i].script, true), MCP_OK)) return;
+        p.m->opt.asks = cases[i].asks;
+        p.answer = cases[i].answer;
+        CHECK_INT(mcp_call(p.m, "a.t", NULL, &r), cases[i].code);
+        CHECK(holds(mcp_last_error(p.m)->detail, cases[i].detail));
+        if (cases[i].code) CHECK_INT(mcp_last_error(p.m)->rpc_code, -32042);
+        CHECK(!strstr(mcp_last_error(p.m)->detail, "s=1"));
+        CHECK_INT(p.fake.seen, cases[i].sent);
+        CHECK_INT(p.n, cases[i].asked);
+        mcp_free(r);
+        party_close(&p);
+    }
+}
+
+// A tool that is nothing but a task is not called; one that may be, is.
+static void test_rounds_task(void) {
+    mcp_result *r = NULL;
+    party p;
+
+    if (!CHECK_INT(party_open(&p, "[" FINE "]", true), MCP_OK)) return;
+    CHECK_INT(mcp_call(p.m, "a.task", NULL, &r), MCP_OPERATION_FAILED);
+    CHECK(holds(mcp_errmsg(p.m), "task runs only as a task"));
+    CHECK_INT(p.fake.seen, 0);
+    CHECK_INT(mcp_activate(p.m, "[\"a.task\"]", &r), MCP_OK);
+    mcp_free(r);
+    CHECK_INT(mcp_dispatch(p.m, "mcp__a__task", NULL, &r),
+              MCP_OPERATION_FAILED);
+    CHECK_STR(str_of(mcp_text(r)), str_of(call_task_say));
+    mcp_free(r);
+    CHECK_INT(mcp_call(p.m, "a.may", NULL, &r), MCP_OK);
+    mcp_free(r);
+    CHECK_INT(party_sent(&p, "\"tasks\""), 0);
+    CHECK_INT(party_sent(&p, "\"task\":"), 0);
+    party_close(&p);
+    // In the modern era the server decides.
+    if (!party_start(&p, "[" FINE "]")) return;
+    CHECK_INT(mcp_call(p.m, "a.task", NULL, &r), MCP_OK);
+    mcp_free(r);
+    party_close(&p);
+}
+
+#endif  // USE_LEGACY
+
+static mcp_code rounds_body(heap *h, bool legacy) {
+    static const char modern[] =
+        "[" INPUT(ASKS(WHO "," ROOTS) STATE("\"s\"")) ","
+        INPUT(STATE("\"t\"")) "," FINE "]";
+#if USE_LEGACY
+    static const char old[] = "[" PAGES(PAGE("")) "," FINE "]";
+    const char *script = legacy ? old : modern;
+#else
+    const char *script = modern;
+#endif
+    mcp_result *r = NULL;
+    mcp_code rc, last = MCP_OK;
+    party p;
+    size_t fail_at = h->fail_at;
+
+    rc = party_open(&p, script, legacy);
+    if (!rc) {
+        uint64_t id = 0;
+        p.heap.fail_at = p.heap.calls + fail_at;
+        rc = mcp_submit(p.m, MCP_DO_CALL, "a.t", NULL, &id);
+        for (int i = 0; !rc && i < 400; i++) {
+            mcp_poll(p.m, 1000);
+            for (int k = 0; k < p.n; k++) {
+                const char *a = legacy ? "{\"action\":\"accept\"}"
+                                : k    ? "{\"roots\":[]}" : ADA;
+                last = mcp_answer(p.m, p.ids[k], a);
+            }
+            rc = mcp_take(p.m, id, &r);
+            if (rc != MCP_PENDING) break;
+            rc = MCP_OK;
+        }
+        (void)last;
+        if (!rc) CHECK(holds(mcp_text(r), "fine"));
+        mcp_free(r);
+    }
+    h->failed = p.heap.failed;
+    mcp_close(p.m);
+    CHECK_INT(p.heap.live, 0);
+    buf_free(&p.heard);
+    fake_free(&p.fake);
+    return rc;
+}
+
+// With each allocation failing in turn the call succeeds all the same, or says
+// that there is no memory, and nothing of a question stays behind.
+static void test_rounds_torture(void) {
+    for (int legacy = 0; legacy <= USE_LEGACY; legacy++)
+        for (size_t n = 1;; n++) {
+            heap h = {0, 0, n, false};
+            mcp_code rc = rounds_body(&h, legacy);
+            if (!CHECK(rc == MCP_OK || rc == MCP_OUT_OF_MEMORY))
+                printf("%d at %d\n", (int)rc, (int)n);
+            if (!h.failed) break;
+        }
+}
+
+// The answer itself, where there is nothing to answer.
+static void test_answer_api(void) {
+    static const char *const bad[] = {"", "[]", "7", "{", "{}x"};
+    uint64_t id;
+    party p;
+
+    CHECK_INT(mcp_answer(NULL, 1, "{}"), MCP_MISUSE);
+    if (!party_start(&p, "[" INPUT(ASKS(WHO)) "," FINE "]")) return;
+    CHECK_INT(mcp_answer(p.m, 0, "{}"), MCP_MISUSE);
+    CHECK_INT(mcp_answer(p.m, 1, NULL), MCP_MISUSE);
+    CHECK(holds(mcp_errmsg(p.m), "no question of this id is open"));
+    CHECK_INT(mcp_submit(p.m, MCP_DO_CALL, "a.t", NULL, &id), MCP_OK);
+    party_pass(&p, 100);
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        CHECK_INT(mcp_answer(p.m, p.ids[0], bad[i]), MCP_MISUSE);
+        CHECK(holds(mcp_errmsg(p.m), "the answer is not "));
+    }
+    party_pass(&p, 100);
+    CHECK_INT(p.fake.seen, 1);
+    CHECK_INT(mcp_answer(p.m, p.ids[0], " {\"action\" : \"cancel\"}\n"),
+              MCP_OK);
+    party_pass(&p, 100);
+    CHECK_INT(p.fake.seen, 2);
+    CHECK_INT(p.n, 1);
+    mcp_drop(p.m, id);
+    party_close(&p);
+}
+
+static const test tests_22q[] = {
+    {"answer.api", test_answer_api},
+    {"rounds.verbs", test_rounds_verbs},
+    {"fr.95", test_rounds_verbs},
+    {"rounds.several", test_rounds_several},
+    {"rounds.refusals", test_rounds_refusals},
+    {"rounds.undeclared", test_rounds_undeclared},
+    {"rounds.limits", test_rounds_limits},
+    {"rounds.later", test_rounds_later},
+    {"rounds.parallel", test_rounds_parallel},
+    {"rounds.given-up", test_rounds_given_up},
+    {"rounds.reconnect", test_rounds_reconnect},
+#if USE_LEGACY
+    {"rounds.pages", test_rounds_pages},
+    {"rounds.pages-refused", test_rounds_pages_refused},
+    {"rounds.task", test_rounds_task},
+#endif
+    {"rounds.torture", test_rounds_torture},
+};
+
 //=============================================================================
 // MARK: - 23 Results
 //=============================================================================
@@ -21036,6 +33360,31 @@ static void test_command_add(void) {
          "a --oauth-scope b --oauth-callback-port 8080 s http://h",
          "{\"url\":\"http://h\",\"oauthClientId\":\"${A}\",\"oauthScopes\":["
          "\"a\",\"b\"],\"oauthCallbackPort\":8080}"},
+        {"add --scope global --replace --oauth-grant client_credentials "
+         "--oauth-client-id i --oauth-client-secret '${A}' --oauth-token-auth "
+         "post --oauth-issuer https://i --oauth-dpop s http://h",
+         "{\"url\":\"http://h\",\"oauthClientId\":\"i\",\"oauthGrant\":"
+         "\"client_credentials\",\"oauthClientSecret\":\"${A}\","
+         "\"oauthTokenAuth\":\"post\",\"oauthIssuer\":\"https://i\","
+         "\"oauthDpop\":true}"},
+        {"add --scope global --replace --oauth-grant=client_credentials "
+         "--oauth-client-id=i --oauth-private-key='!cat k' --oauth-key-id=7 s "
+         "http://h", "{\"url\":\"http://h\",\"oauthClientId\":\"i\","
+         "\"oauthGrant\":\"client_credentials\",\"oauthPrivateKey\":"
+         "\"!cat k\",\"oauthKeyId\":\"7\"}"},
+        {"add --scope global --replace --oauth-grant jwt_bearer "
+         "--oauth-assertion '!get' s http://h", "{\"url\":\"http://h\","
+         "\"oauthGrant\":\"jwt_bearer\",\"oauthAssertion\":\"!get\"}"},
+        {"add --scope global --replace --oauth-grant enterprise "
+         "--oauth-client-id i --oauth-id-token '!t' --oauth-idp-token-url "
+         "https://p --oauth-idp-client-id c --oauth-idp-client-secret '$A' s "
+         "http://h", "{\"url\":\"http://h\",\"oauthClientId\":\"i\","
+         "\"oauthGrant\":\"enterprise\",\"oauthIdToken\":\"!t\","
+         "\"oauthIdpTokenUrl\":\"https://p\",\"oauthIdpClientId\":\"c\","
+         "\"oauthIdpClientSecret\":\"$A\"}"},
+        {"add --scope global --replace --env=A=1 --env=B=2 --env=C=3 --env=D=4 "
+         "--env=E=5 s -- x", "{\"command\":\"x\",\"env\":{\"A\":\"1\",\"B\":"
+         "\"2\",\"C\":\"3\",\"D\":\"4\",\"E\":\"5\"}}"},
         {"add --scope global --replace --header 'A: !op read x' s http://h",
          "{\"url\":\"http://h\",\"headers\":{\"A\":\"!op read x\"}}"},
         {"add --scope global --replace s -- C:\\tools\\x.exe 'D:\\a b'",
@@ -21113,6 +33462,24 @@ static const char *const cmd_malformed[] = {
     "add --scope global --oauth-callback-port +80 s http://CANARY",
     "add --scope global --oauth-scope CANARY --oauth-scope CANARY s http://h",
     "add --scope global --oauth CANARY s http://CANARY",
+    "add --scope global --oauth-client-secret CANARY s http://h",
+    "add --scope global --oauth-client-id i --oauth-client-secret CANARY s "
+    "http://h",
+    "add --scope global --oauth-assertion CANARY s http://h",
+    "add --scope global --oauth-grant CANARY s http://h",
+    "add --scope global --oauth-issuer CANARY s http://h",
+    "add --scope global --oauth-client-id i --oauth-token-auth CANARY s "
+    "http://h",
+    "add --scope global --oauth-dpop=CANARY s http://h",
+    "add --scope global --oauth-private-key '!CANARY' s -- x",
+    "login",
+    "login nobody",
+    "login p CANARY",
+    "login --browser=CANARY p",
+    "logout",
+    "logout nobody",
+    "logout p",
+    "logout --all=CANARY p",
     "add --scope global CAN.ARY http://h",
     "add --scope global s 'CANARY",
     "add --replace --replace --scope global s https://CANARY",
@@ -21182,7 +33549,8 @@ static void test_command_malformed(void) {
     for (size_t i = 0; i < COUNT(cmd_malformed); i++) {
         str text = cmd(&c, cmd_malformed[i]);
         if (!CHECK(c.rc != MCP_OK)) puts(cmd_malformed[i]);
-        CHECK(text.len || c.rc == MCP_SERVER_UNKNOWN);
+        CHECK(text.len || c.rc == MCP_SERVER_UNKNOWN ||
+              (!USE_OAUTH && c.rc == MCP_NOT_BUILT));
         if (!CHECK(str_find(text, S("CANARY")) == SIZE_MAX &&
                    str_find(text, S("ARY")) == SIZE_MAX))
             printf("%s: %.*s\n", cmd_malformed[i], MCP_ARG(text));
@@ -21296,6 +33664,18 @@ static void test_command_add_hints(void) {
         {"--env A=1 --env A=2 s -- x", "--env is given twice with one name"},
         {"--oauth-callback-port 0 s http://h",
          "--oauth-callback-port is 1 to 65535"},
+        {"--oauth-client-secret s3cret s http://h",
+         "--oauth-client-secret needs '${VARIABLE}' or '!command': a secret "
+         "that is typed stays in the history of the shell"},
+        {"--oauth-key-id= s http://h", "--oauth-key-id needs a value"},
+        {"--oauth-grant", "--oauth-grant needs a value"},
+        {"--oauth-grant a --oauth-grant b s http://h",
+         "--oauth-grant is given twice"},
+        {"--oauth-dpop --oauth-dpop s http://h", "--oauth-dpop is given twice"},
+        {"--oauth-dpop s -- x",
+         "--oauth-dpop goes with a URL, not with a program"},
+        {"--oauth-issuer https://i --oauth-key-id k s -- x",
+         "--oauth-issuer goes with a URL, not with a program"},
         {"--haeder A:b s http://h", "there is no option --haeder"},
         {"'--he ader' A:b s http://h", "there is no such option"},
         {"s.t http://h", "the name of a server is 1 to 80 letters, digits, _ "
@@ -21483,6 +33863,26 @@ static void test_command_get(void) {
     CHECK(cfg_has(cmd_json(&c), "\"includeTools\":null,\"excludeTools\":[]"));
     CHECK(str_find(t, S("CANARY")) == SIZE_MAX);
     CHECK(str_find(cmd_json(&c), S("CANARY")) == SIZE_MAX);
+    CHECK_INT(mcp_add(c.w.m, "o", "{\"url\":\"https://CANARY\",\"oauthGrant\":"
+                      "\"client_credentials\",\"oauthClientId\":\"CANARY\","
+                      "\"oauthPrivateKey\":\"!CANARY\",\"oauthKeyId\":\"CANARY"
+                      "\",\"oauthScopes\":[\"a\",\"b:c\"],\"oauthDpop\":true}"),
+              MCP_OK);
+    t = cmd(&c, "get o");
+    CHECK(cfg_has(t, "\nAuthentication: OAuth, client_credentials with DPoP; "
+                  "set: oauthClientId, oauthPrivateKey (by a command), "
+                  "oauthKeyId\nScopes: a b:c\nTimeout: default\n"));
+    CHECK(cfg_has(cmd_json(&c), "\"oauth\":{\"grant\":\"client_credentials\","
+                  "\"dpop\":true,\"fields\":[\"oauthClientId\","
+                  "\"oauthPrivateKey\",\"oauthKeyId\"],\"scopes\":[\"a\","
+                  "\"b:c\"]}"));
+    CHECK(str_find(t, S("CANARY")) == SIZE_MAX);
+    CHECK(str_find(cmd_json(&c), S("CANARY")) == SIZE_MAX);
+    CHECK_INT(mcp_add(c.w.m, "u", "{\"url\":\"https://CANARY\","
+                      "\"oauthCallbackPort\":8080}"), MCP_OK);
+    t = cmd(&c, "get u");
+    CHECK(cfg_has(t, "\nAuthentication: OAuth, authorization_code\nCallback "
+                  "port: 8080\n"));
     t = cmd(&c, "get b");
     CHECK(cfg_has(t, "field \"timeoutMs\" must"));
     CHECK(str_find(t, S("CANARY")) == SIZE_MAX);
@@ -21610,7 +34010,8 @@ static void test_command_others(void) {
     CHECK(cfg_has(cmd(&c, "reconnect p"), "p: connected again and listed."));
     CHECK_INT(c.peer->opened, 2);
     CHECK(cfg_has(cmd(&c, "help add"), "--scope global|project [--replace]"));
-    CHECK(str_find(cmd(&c, "help"), S("login")) == SIZE_MAX);
+    CHECK(cfg_has(cmd(&c, "help"), "/mcp login <server> [--no-browser]\n"));
+    CHECK(cfg_has(cmd(&c, "help"), "/mcp logout <server>\n"));
     CHECK(cfg_has(cmd_json(&c), "{\"commands\":[{\"name\":\"list\""));
     cmd_close(&c);
 }
@@ -21929,6 +34330,13 @@ static void test_api_open(void) {
     opt.os = &hooks;
     CHECK_INT(mcp_open(&m, &opt), MCP_OK);
     CHECK_INT(m->os.now_ms(&m->os), 5000);
+    mcp_close(m);
+    opt.proxy = "";  // another thing than none: no proxy at all
+    opt.redirect_uri = "http://127.0.0.1:1/cb";
+    CHECK_INT(mcp_open(&m, &opt), MCP_OK);
+    CHECK(m->opt.proxy && !*m->opt.proxy && m->opt.proxy != opt.proxy);
+    CHECK(m->opt.redirect_uri != opt.redirect_uri);
+    CHECK_STR(str_of(m->opt.redirect_uri), S("http://127.0.0.1:1/cb"));
     mcp_close(m);
     CHECK_STR(str_of(mcp_version()), S(MCP_VERSION));
 }
@@ -23413,7 +35821,7 @@ static void tool_ids(actor *p) {
     actor_answer(p, "too late");
 }
 
-static void tool_ask(actor *p) {
+static void actor_ask(actor *p) {
     mcp_result *r;
 
     actor_say("{\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"roots/list\"}");
@@ -23465,7 +35873,7 @@ static const struct {
     const char *name;
     void (*run)(actor *p);
 } actor_tools[] = {
-    {"ask", tool_ask},           {"big20", tool_big20},
+    {"ask", actor_ask},           {"big20", tool_big20},
     {"big65", tool_big65},       {"bytes", tool_bytes},
     {"change", tool_change},     {"close_out", tool_close_out},
     {"die", tool_die},           {"echo", tool_echo},
@@ -24930,19 +37338,29 @@ static const struct {
     PART(tests_diag),
     PART(tests_loop),
     PART(tests_json),
+    PART(tests_07b),
+    PART(tests_07c),
     PART(tests_http),
     PART(tests_sse),
     PART(tests_tls),
     PART(tests_names),
+    PART(tests_routes),
     PART(tests_client),
     PART(tests_proc),
     PART(tests_config),
+    PART(tests_credentials),
+    PART(tests_oauth),
+    PART(tests_auth),
     PART(tests_rpc),
     PART(tests_wire),
+    PART(tests_gate),
     PART(tests_era),
+    PART(tests_17b),
     PART(tests_catalog),
     PART(tests_search),
     PART(tests_session),
+    PART(tests_mirror),
+    PART(tests_22q),
     PART(tests_result),
     PART(tests_command),
     PART(tests_api),

@@ -1,11 +1,13 @@
 // cli.c - the `mcp` command: manage, search, call and read MCP servers.
 //
 // Everything it knows of MCP comes through mcp.h; what it adds is a terminal:
-// options, colours of exit, progress, a question of trust, a small shell.
+// options, colours of exit, progress, questions of trust, of servers and of a
+// sign-in, a small shell.
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +30,7 @@ enum {
     MAX_MS = 600000,         // of --timeout
     MAX_HISTORY = 100,       // lines
     MAX_TYPED = 64 << 10,    // one line
+    MAX_FIELDS = 100,        // of a server's form
     MAX_STATUS = 60          // bytes of a progress message
 };
 
@@ -37,7 +40,9 @@ typedef struct cli {
     bool progress;               // a progress line stands on stderr
     bool tells_trust;            // the command says what is not trusted
     bool trusted_now;            // the user said yes: remember it
-    const char *config_dir, *session, *ca_file;
+    bool asks_sign_in;           // show the address of a sign-in
+    const char *config_dir, *session, *ca_file, *proxy;
+    const char *root;            // the directory that servers are told of
     int timeout_ms;
     mcp *m;
 } cli;
@@ -166,42 +171,12 @@ static void show_progress(cli *c, const mcp_event *ev) {
     fflush(stderr);
 }
 
-// The library has made the texts safe to show and masked what is secret.
-static void on_event(void *user, const mcp_event *ev) {
-    cli *c = user;
-    const char *arrow = ev->outgoing ? "->" : "<-";
-    switch (ev->type) {
-    case MCP_EV_PROGRESS:
-        show_progress(c, ev);
-        return;
-    case MCP_EV_WARNING:
-        clear_progress(c);
-        fprintf(stderr, "mcp: %s%s%.*s\n", ev->server, *ev->server ? ": " : "",
-                MCP_ARG(ev->text));
-        return;
-    case MCP_EV_TRACE:
-        clear_progress(c);
-        fprintf(stderr, "%s %s %.*s\n", ev->server, arrow, MCP_ARG(ev->text));
-        return;
-    case MCP_EV_LOG:
-    case MCP_EV_STATE:
-    case MCP_EV_CHANGED:
-        if (!c->verbose) return;
-        clear_progress(c);
-        fprintf(stderr, "%s: %.*s\n", ev->server, MCP_ARG(ev->text));
-        return;
-    case MCP_EV_DONE:
-        return;
-    }
-}
-
 static int exit_of(mcp_code code) {
     switch (code) {
     case MCP_OK: return 0;
     case MCP_MISUSE: return EXIT_USAGE;
     case MCP_CONFIGURATION_INVALID: return EXIT_CONFIG;
     case MCP_AUTHENTICATION_REQUIRED: return EXIT_AUTH;
-    case MCP_CANCELLED: return EXIT_INTERRUPTED;
     default: return EXIT_FAILED;
     }
 }
@@ -452,6 +427,9 @@ typedef struct editor {
     char line[MAX_TYPED];
     size_t n, pos;
     const char *prompt;
+    bool question;               // on stderr, and Ctrl-C gives up
+    bool hidden;                 // nothing of it is shown or kept
+    bool stopped;                // it was given up
 } editor;
 
 static size_t back(const char *s, size_t pos) {
@@ -468,12 +446,14 @@ static size_t forward(const char *s, size_t n, size_t pos) {
 
 // The whole line anew at each key: short enough, and never out of step.
 static void redraw(const editor *e) {
+    FILE *to = e->question ? stderr : stdout;
     size_t right = 0;
-    for (size_t i = e->pos; i < e->n; i++)
+    for (size_t i = e->pos; i < e->n && !e->hidden; i++)
         right += ((unsigned char)e->line[i] & 0xC0) != 0x80;
-    printf("\r\033[K%s%.*s", e->prompt, (int)e->n, e->line);
-    if (right) printf("\033[%zuD", right);
-    fflush(stdout);
+    fprintf(to, "\r\033[K%s%.*s", e->prompt, e->hidden ? 0 : (int)e->n,
+            e->line);
+    if (right) fprintf(to, "\033[%zuD", right);
+    fflush(to);
 }
 
 static void insert(editor *e, char ch) {
@@ -533,7 +513,10 @@ static bool key(editor *e, char ch, bool *end) {
     case '\r': case '\n': return false;
     case 1: e->pos = 0; break;                           // Ctrl-A
     case 5: e->pos = e->n; break;                        // Ctrl-E
-    case 3: e->n = e->pos = 0; return false;             // Ctrl-C
+    case 3:                                              // Ctrl-C
+        e->n = e->pos = 0;
+        e->stopped = true;
+        return false;
     case 4:                                              // Ctrl-D
         if (!e->n) return *end = true, false;
         if (e->pos < e->n) erase(e, e->pos, forward(e->line, e->n, e->pos));
@@ -581,23 +564,27 @@ static bool edit_line(editor *e) {
 
     e->n = e->pos = 0;
     e->at = e->count;
+    e->stopped = false;
     if (tcgetattr(STDIN_FILENO, &was)) return false;
     raw = was;
     raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO | ISIG);
     raw.c_cc[VMIN] = 1;
     raw.c_cc[VTIME] = 0;
     tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+    redraw(e);
     do {
-        redraw(e);
         if (read(STDIN_FILENO, &ch, 1) != 1) {
             end = true;
             break;
         }
-    } while (key(e, ch, &end));
+        end = false;
+        if (!key(e, ch, &end)) break;
+        if (!e->hidden) redraw(e);
+    } while (!interrupted);
     tcsetattr(STDIN_FILENO, TCSADRAIN, &was);
-    putchar('\n');
+    fputc('\n', e->question ? stderr : stdout);
     e->line[e->n] = 0;
-    remember_line(e);
+    if (!e->question) remember_line(e);
     return !end;
 }
 
@@ -606,6 +593,472 @@ static bool next_line(editor *e, bool terminal) {
     if (!fgets(e->line, sizeof e->line, stdin)) return false;
     e->line[strcspn(e->line, "\r\n")] = 0;
     return true;
+}
+
+//=============================================================================
+// MARK: - Questions
+//
+// What a server, or a sign-in, wants of the person. All of it is asked on
+// stderr and answered at the terminal, so that stdout stays the result's; the
+// call waits meanwhile. Without a terminal nobody can be asked, and the answer
+// is no.
+//
+// Servers write these texts. Whoever asks is named in words of ours, and what
+// is theirs is shown without escape sequences.
+//=============================================================================
+
+// One line, whatever is in it: a second one could pass for words of ours.
+static void put_line(mcp_str s) {
+    while (s.len) {
+        const char *end = memchr(s.ptr, '\n', s.len);
+        size_t n = end ? (size_t)(end - s.ptr) : s.len;
+        put_safe(stderr, s.ptr, n);
+        if (n < s.len) fputc(' ', stderr), n++;
+        s.ptr += n;
+        s.len -= n;
+    }
+}
+
+static void put_words(const char *text) {
+    mcp_str s = {text, strlen(text)};
+    put_line(s);
+}
+
+// A server's own text, each line marked as such.
+static void put_quoted(const char *text) {
+    while (*text) {
+        size_t n = strcspn(text, "\n");
+        fputs("  | ", stderr);
+        put_safe(stderr, text, n);
+        fputc('\n', stderr);
+        text += n + (text[n] == '\n');
+    }
+}
+
+static bool terminal(const cli *c) {
+    return c->err_tty && isatty(STDIN_FILENO);
+}
+
+// The next line a person types. NULL: none (Ctrl-D), or the person has had
+// enough: then the call is over as well (Ctrl-C).
+static const char *ask_line(cli *c, editor *e, const char *prompt,
+                            bool hidden) {
+    bool typed;
+    e->prompt = prompt;
+    e->question = true;
+    e->hidden = hidden;
+    typed = edit_line(e);
+    if (e->stopped || interrupted) {
+        interrupted = 1;
+        mcp_cancel(c->m);
+        return NULL;
+    }
+    return typed ? e->line : NULL;
+}
+
+static bool ask_yes(cli *c, editor *e, const char *prompt) {
+    const char *line = ask_line(c, e, prompt, false);
+    return line && (*line == 'y' || *line == 'Y');
+}
+
+// A page for the person's own browser, given to it as one word: no shell has a
+// say in it.
+static bool open_page(const char *url) {
+    static const char *const programs[] = {"xdg-open", "open"};
+    extern char **environ;
+    posix_spawn_file_actions_t quiet;
+    bool ok = false;
+    char *copy = strdup(url);
+
+    if (!copy) return false;
+    posix_spawn_file_actions_init(&quiet);
+    for (int fd = 0; fd < 3; fd++)
+        posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_RDWR, 0);
+    for (size_t i = 0; i < 2 && !ok; i++) {
+        char program[16];
+        char *argv[] = {program, copy, NULL};
+        pid_t pid;
+        snprintf(program, sizeof program, "%s", programs[i]);
+        ok = !posix_spawnp(&pid, program, &quiet, NULL, argv, environ);
+    }
+    posix_spawn_file_actions_destroy(&quiet);
+    free(copy);
+    return ok;
+}
+
+// The whole address, since only the whole says where it leads; its host in bold
+// as that is what can be told from a forgery.
+static void put_address(const char *url) {
+    const char *host = strstr(url, "://");
+    size_t n;
+    host = host ? host + 3 : url;
+    n = strcspn(host, "/?#");
+    put_safe(stderr, url, (size_t)(host - url));
+    fputs("\033[1m", stderr);
+    put_safe(stderr, host, n);
+    fputs("\033[0m", stderr);
+    put_words(host + n);
+}
+
+// "url" mode: the page is the server's and never comes back to us; whether the
+// person has been there is all it is told.
+static void ask_page(cli *c, editor *e, const mcp_event *ev) {
+    const char *url = mcp_string(mcp_get(ev->request, "url"), "");
+
+    fprintf(stderr, "%s wants you to open this page in your browser:\n\n  ",
+            ev->server);
+    put_address(url);
+    fputs("\n\n", stderr);
+    if (!ask_yes(c, e, "Open it? [y/N] ")) {
+        mcp_answer(c->m, ev->id, NULL);
+        return;
+    }
+    if (!open_page(url))
+        fputs("mcp: no browser could be started; open the page yourself\n",
+              stderr);
+    mcp_answer(c->m, ev->id, "{\"action\":\"accept\"}");
+}
+
+// The choices of a field, or a missing cursor: values, or objects with a const
+// and a title. Of a list they stand at its items.
+static mcp_json choices_of(mcp_json field, bool *several) {
+    static const char *const keys[] = {"enum", "oneOf", "anyOf"};
+    mcp_json none = {NULL, 0};
+    *several = strcmp(mcp_string(mcp_get(field, "type"), ""), "array") == 0;
+    if (*several) field = mcp_get(field, "items");
+    for (size_t i = 0; i < 3; i++) {
+        mcp_json list = mcp_get(field, keys[i]);
+        bool ok = mcp_typeof(list) == MCP_ARRAY && mcp_length(list);
+        if (ok && i) ok = mcp_exists(mcp_get(mcp_first(list), "const"));
+        if (ok) return list;
+    }
+    return none;
+}
+
+static mcp_json choice_value(mcp_json choice) {
+    mcp_json v = mcp_get(choice, "const");
+    return mcp_exists(v) ? v : choice;
+}
+
+// Text as it is, other values as JSON.
+static void put_value(mcp_json v) {
+    put_line(mcp_typeof(v) == MCP_STRING ? mcp_view(v) : mcp_raw(v));
+}
+
+// A field's name, what it is for, what may be given.
+static void put_field(mcp_json field, bool required) {
+    const char *title = mcp_string(mcp_get(field, "title"), mcp_key(field));
+    const char *about = mcp_string(mcp_get(field, "description"), "");
+    mcp_json otherwise = mcp_get(field, "default"), names;
+    bool several;
+    mcp_json list = choices_of(field, &several), v = mcp_first(list);
+
+    put_words(title);
+    if (required) fputs(" (required)", stderr);
+    fputc('\n', stderr);
+    put_quoted(about);
+    names = mcp_get(field, "enumNames");
+    for (size_t i = 0; mcp_exists(v); v = mcp_next(v), i++) {
+        const char *name = mcp_string(mcp_get(v, "title"),
+                                      mcp_string(mcp_at(names, i), ""));
+        fprintf(stderr, "  %zu) ", i + 1);
+        if (*name) put_words(name);
+        else put_value(choice_value(v));
+        fputc('\n', stderr);
+    }
+    if (several) fputs("  Several numbers may be given.\n", stderr);
+    if (!mcp_exists(otherwise)) return;
+    fputs("  Default: ", stderr);
+    put_value(otherwise);
+    fputc('\n', stderr);
+}
+
+// The choice of that number, or that very value.
+static mcp_json choice_of(mcp_json list, const char *word, size_t n) {
+    mcp_json v = mcp_first(list);
+    char number[24];
+    for (size_t i = 1; mcp_exists(v); v = mcp_next(v), i++) {
+        mcp_str text = mcp_view(choice_value(v));
+        snprintf(number, sizeof number, "%zu", i);
+        if ((strlen(number) == n && strncmp(number, word, n) == 0) ||
+            (text.len == n && n && strncmp(text.ptr, word, n) == 0))
+            return choice_value(v);
+    }
+    return v;
+}
+
+static void write_value(mcp_writer *w, mcp_json v) {
+    char *copy = strndup(mcp_raw(v).ptr, mcp_raw(v).len);
+    mcp_w_raw(w, copy ? copy : "null");
+    free(copy);
+}
+
+static void write_word(mcp_writer *w, const char *word, size_t n) {
+    char *copy = strndup(word, n);
+    mcp_w_string(w, copy);
+    free(copy);
+}
+
+// What was typed as a value of the field's type. What does not fit is written
+// as text, and the library says what is wrong with it.
+static void write_typed(mcp_writer *w, mcp_json field, const char *typed) {
+    const char *type = mcp_string(mcp_get(field, "type"), "string");
+    bool several;
+    mcp_json list = choices_of(field, &several), v;
+    mcp_result *r = NULL;
+
+    if (several) mcp_w_array(w);
+    if (mcp_exists(list)) {
+        for (size_t n; *typed; typed += n) {
+            typed += strspn(typed, several ? " ,\t" : " \t");
+            n = several ? strcspn(typed, " ,\t") : strlen(typed);
+            if (!n) break;
+            v = choice_of(list, typed, n);
+            if (mcp_exists(v)) write_value(w, v);
+            else write_word(w, typed, n);
+        }
+    } else if (strcmp(type, "boolean") == 0 && strchr("yYtT", *typed)) {
+        mcp_w_boolean(w, true);
+    } else if (strcmp(type, "boolean") == 0 && strchr("nNfF", *typed)) {
+        mcp_w_boolean(w, false);
+    } else if ((strcmp(type, "number") == 0 || strcmp(type, "integer") == 0) &&
+               !mcp_parse(NULL, typed, strlen(typed), &r) &&
+               mcp_typeof(mcp_root(r)) == MCP_NUMBER) {
+        mcp_w_raw(w, typed);
+    } else {
+        mcp_w_string(w, typed);
+    }
+    if (several) mcp_w_end(w);
+    mcp_free(r);
+}
+
+static bool is_required(mcp_json schema, const char *name) {
+    mcp_json v = mcp_first(mcp_get(schema, "required"));
+    while (mcp_exists(v) && strcmp(mcp_string(v, ""), name) != 0)
+        v = mcp_next(v);
+    return mcp_exists(v);
+}
+
+// Ask for each field; an empty line takes the default, or leaves it out. False:
+// the person has had enough.
+static bool fill_form(cli *c, editor *e, mcp_json schema, mcp_writer *w) {
+    mcp_json field = mcp_first(mcp_get(schema, "properties"));
+    const char *line;
+
+    mcp_w_object(w);
+    mcp_w_key(w, "action");
+    mcp_w_string(w, "accept");
+    mcp_w_key(w, "content");
+    mcp_w_object(w);
+    for (int i = 0; mcp_exists(field) && i < MAX_FIELDS; i++) {
+        bool flag = strcmp(mcp_string(mcp_get(field, "type"), ""),
+                           "boolean") == 0;
+        put_field(field, is_required(schema, mcp_key(field)));
+        line = ask_line(c, e, flag ? "  yes or no> " : "  > ", false);
+        if (!line) return false;
+        if (*line) mcp_w_key(w, mcp_key(field)), write_typed(w, field, line);
+        field = mcp_next(field);
+    }
+    mcp_w_end(w);
+    mcp_w_end(w);
+    return true;
+}
+
+// Until the library takes it, or the person has had enough: it checks what is
+// given, and says which field is wrong.
+static void ask_form(cli *c, editor *e, const mcp_event *ev) {
+    mcp_json schema = mcp_get(ev->request, "requestedSchema");
+    bool done = false;
+
+    fputs("Enter takes the default or leaves a field out, Ctrl-D declines, "
+          "Ctrl-C stops the call.\n", stderr);
+    while (!done) {
+        mcp_writer *w = mcp_w_new(NULL);
+        const char *answer = w && fill_form(c, e, schema, w) ? mcp_w_text(w)
+                                                             : NULL;
+        if (answer && !ask_yes(c, e, "Send this? [y/N] ")) answer = NULL;
+        done = mcp_answer(c->m, ev->id, answer) == MCP_OK || !answer;
+        if (!done) {
+            fputs("This does not fit: ", stderr);
+            put_words(mcp_last_error(c->m)->detail);
+            fputs("\nOnce more.\n", stderr);
+        }
+        mcp_w_free(w);
+    }
+}
+
+static void ask_elicit(cli *c, const mcp_event *ev) {
+    editor *e = terminal(c) ? calloc(1, sizeof *e) : NULL;
+    const char *mode = mcp_string(mcp_get(ev->request, "mode"), "form");
+
+    if (!e) {
+        fprintf(stderr, "mcp: %s asks for input, which was declined: there is "
+                        "no terminal to ask at\n", ev->server);
+        mcp_answer(c->m, ev->id, NULL);
+        return;
+    }
+    fprintf(stderr, "The server %s asks:\n", ev->server);
+    put_quoted(mcp_string(mcp_get(ev->request, "message"), ""));
+    if (strcmp(mode, "url") == 0) ask_page(c, e, ev);
+    else ask_form(c, e, ev);
+    free(e);
+}
+
+// Who wants what, for which the person is asked to vouch elsewhere.
+static void put_sign_in(const mcp_event *ev) {
+    mcp_json v = mcp_first(mcp_get(ev->request, "scopes"));
+
+    fprintf(stderr, "Sign in to %s\n  Issuer: ", ev->server);
+    put_words(mcp_string(mcp_get(ev->request, "issuer"), "?"));
+    fputs("\n  Scopes:", stderr);
+    if (!mcp_exists(v)) fputs(" none asked for", stderr);
+    for (; mcp_exists(v); v = mcp_next(v)) {
+        fputc(' ', stderr);
+        put_words(mcp_string(v, ""));
+    }
+    fputs("\n  Callback: ", stderr);
+    put_words(mcp_string(mcp_get(ev->request, "redirect_uri"), "?"));
+    fputc('\n', stderr);
+    for (v = mcp_first(mcp_get(ev->request, "notes")); mcp_exists(v);
+         v = mcp_next(v)) {
+        fputs("  Note: ", stderr);
+        put_words(mcp_string(v, ""));
+        fputc('\n', stderr);
+    }
+}
+
+// The address that the browser ended at, from the terminal (it holds a code, so
+// it is not shown) or, where there is none, a line of standard input.
+static const char *pasted_line(cli *c, editor *e) {
+    if (terminal(c)) return ask_line(c, e, "Address: ", true);
+    if (!fgets(e->line, sizeof e->line, stdin)) return NULL;
+    e->line[strcspn(e->line, "\r\n")] = 0;
+    return e->line;
+}
+
+static void paste_callback(cli *c, editor *e, const mcp_event *ev) {
+    bool done = false;
+
+    fputs("\nOpen this address in a browser, on any machine:\n\n", stderr);
+    put_words(mcp_string(mcp_get(ev->request, "url"), ""));
+    fputs("\n\nWhen you are through, the browser ends at the callback, which "
+          "may look like an\nerror. Paste the whole address it shows, within "
+          "two minutes, and nowhere else.\n", stderr);
+    while (!done) {
+        const char *line = pasted_line(c, e), *text = NULL;
+        mcp_writer *w = line ? mcp_w_new(NULL) : NULL;
+        if (w) {
+            mcp_w_object(w);
+            mcp_w_key(w, "callback");
+            mcp_w_string(w, line);
+            mcp_w_end(w);
+            text = mcp_w_text(w);
+        }
+        done = mcp_answer(c->m, ev->id, text) == MCP_OK || !text;
+        if (!done) {
+            fputs("mcp: ", stderr);
+            put_words(mcp_last_error(c->m)->detail);
+            fputc('\n', stderr);
+        }
+        mcp_w_free(w);
+    }
+    memset(e->line, 0, sizeof e->line);
+}
+
+static void ask_sign_in(cli *c, const mcp_event *ev) {
+    editor *e;
+
+    put_sign_in(ev);
+    if (mcp_boolean(mcp_get(ev->request, "browser"), false)) {
+        fputs("Opening the browser; Ctrl-C stops. If none opens, go to:\n\n",
+              stderr);
+        put_words(mcp_string(mcp_get(ev->request, "url"), ""));
+        fputs("\n\n", stderr);
+        return;  // the answer comes by itself
+    }
+    e = calloc(1, sizeof *e);
+    if (e) paste_callback(c, e, ev);
+    else mcp_answer(c->m, ev->id, NULL);
+    free(e);
+}
+
+// The path of --root as a file URI (RFC 8089); a path may hold anything.
+static char *root_uri(const char *path) {
+    static const char plain[] = "-._~/";
+    size_t size = 3 * strlen(path) + sizeof "file://";
+    char *uri = malloc(size);
+    size_t n = 0;
+
+    if (!uri) return NULL;
+    n = (size_t)snprintf(uri, size, "file://");
+    for (; *path; path++) {
+        unsigned char ch = (unsigned char)*path;
+        bool ok = isalnum(ch) || strchr(plain, ch);
+        n += (size_t)snprintf(uri + n, size - n, ok ? "%c" : "%%%02X", ch);
+    }
+    return uri;
+}
+
+static void answer_roots(cli *c, const mcp_event *ev) {
+    mcp_writer *w = mcp_w_new(NULL);
+    char *uri = c->root ? root_uri(c->root) : NULL;
+
+    mcp_w_object(w);
+    mcp_w_key(w, "roots");
+    mcp_w_array(w);
+    mcp_w_object(w);
+    mcp_w_key(w, "uri");
+    mcp_w_string(w, uri);
+    mcp_w_end(w);
+    mcp_w_end(w);
+    mcp_w_end(w);
+    mcp_answer(c->m, ev->id, uri ? mcp_w_text(w) : NULL);
+    mcp_w_free(w);
+    free(uri);
+}
+
+// Nothing is sampled here: the command has no model, and says so to servers.
+static void on_ask(cli *c, const mcp_event *ev) {
+    switch (ev->ask) {
+    case MCP_ASK_ELICIT: ask_elicit(c, ev); return;
+    case MCP_ASK_SIGN_IN: ask_sign_in(c, ev); return;
+    case MCP_ASK_ROOTS: answer_roots(c, ev); return;
+    case MCP_ASK_SAMPLE: break;
+    }
+    mcp_answer(c->m, ev->id, NULL);
+}
+
+// The library has made the texts safe to show and masked what is secret.
+static void on_event(void *user, const mcp_event *ev) {
+    cli *c = user;
+    const char *arrow = ev->outgoing ? "->" : "<-";
+    switch (ev->type) {
+    case MCP_EV_PROGRESS:
+        show_progress(c, ev);
+        return;
+    case MCP_EV_WARNING:
+        clear_progress(c);
+        fprintf(stderr, "mcp: %s%s%.*s\n", ev->server, *ev->server ? ": " : "",
+                MCP_ARG(ev->text));
+        return;
+    case MCP_EV_TRACE:
+        clear_progress(c);
+        fprintf(stderr, "%s %s %.*s\n", ev->server, arrow, MCP_ARG(ev->text));
+        return;
+    case MCP_EV_LOG:
+    case MCP_EV_STATE:
+    case MCP_EV_CHANGED:
+        if (!c->verbose) return;
+        clear_progress(c);
+        fprintf(stderr, "%s: %.*s\n", ev->server, MCP_ARG(ev->text));
+        return;
+    case MCP_EV_ASK:
+        clear_progress(c);
+        on_ask(c, ev);
+        return;
+    case MCP_EV_DONE:
+        return;
+    }
 }
 
 //=============================================================================
@@ -698,6 +1151,9 @@ static const char usage[] =
     "  --cached           never connect; use what is cached\n"
     "  --session FILE     keep activated tools in FILE between commands\n"
     "  --ca-file FILE     trust these certificate authorities (PEM)\n"
+    "  --proxy URL        an http:// proxy, or none (default: $HTTPS_PROXY,\n"
+    "                     $HTTP_PROXY, $NO_PROXY)\n"
+    "  --root DIR         tell servers that ask that they may work in DIR\n"
     "  --full             show long results whole on a terminal too\n"
     "  --verbose          show each message and what the servers log\n"
     "  --help, --version\n"
@@ -710,6 +1166,9 @@ static const char more[] =
     "      Type commands, and what a model would send, one after another.\n"
     "  mcp version\n"
     "      Print the version.\n"
+    "\n"
+    "Environment: MCP_CONFIG_DIR, the directory of mcp.json; MCP_CREDENTIALS,\n"
+    "where a sign-in is kept: keyring (the default), file or memory.\n"
     "\n"
     "Exit status: 0 done, 1 failed or the tool reported an error, 2 usage,\n"
     "3 configuration, 4 authentication required, 130 interrupted.\n";
@@ -737,7 +1196,7 @@ static int time_of(const char *s) {
 typedef struct option {
     const char *name;
     enum { OPT_JSON, OPT_CONFIG, OPT_TIME, OPT_CACHED, OPT_SESSION, OPT_CA,
-           OPT_FULL, OPT_VERBOSE } is;
+           OPT_PROXY, OPT_ROOT, OPT_FULL, OPT_VERBOSE } is;
     bool value;
 } option;
 
@@ -745,6 +1204,7 @@ static const option options[] = {
     {"--json", OPT_JSON, false},        {"--config-dir", OPT_CONFIG, true},
     {"--timeout", OPT_TIME, true},      {"--cached", OPT_CACHED, false},
     {"--session", OPT_SESSION, true},   {"--ca-file", OPT_CA, true},
+    {"--proxy", OPT_PROXY, true},       {"--root", OPT_ROOT, true},
     {"--full", OPT_FULL, false},        {"--verbose", OPT_VERBOSE, false},
 };
 
@@ -756,6 +1216,8 @@ static int set_option(cli *c, const option *o, const char *value) {
     case OPT_CACHED: c->cached = true; break;
     case OPT_SESSION: c->session = value; break;
     case OPT_CA: c->ca_file = value; break;
+    case OPT_PROXY: c->proxy = strcmp(value, "none") ? value : ""; break;
+    case OPT_ROOT: c->root = value; break;
     case OPT_FULL: c->full = true; break;
     case OPT_VERBOSE: c->verbose = true; break;
     case OPT_TIME:
@@ -895,6 +1357,10 @@ static int run(cli *c, int argc, const char **argv) {
     return status;
 }
 
+// Servers are told that a person can be asked even where there is no terminal:
+// a tool that hears "no" can go on, one that hears of no such thing may not run
+// at all. Of a sign-in only one who can read hears, or a program that brings
+// the callback.
 static int open_handle(cli *c) {
     mcp_options opt;
     mcp_code rc;
@@ -906,7 +1372,11 @@ static int open_handle(cli *c) {
     opt.timeout_ms = c->timeout_ms;
     opt.cached_only = c->cached;
     opt.trace = c->verbose;
+    opt.proxy = c->proxy;
     opt.on_event = on_event;
+    opt.asks = MCP_ASK_ELICIT;
+    if (c->root) opt.asks |= MCP_ASK_ROOTS;
+    if (c->err_tty || c->asks_sign_in) opt.asks |= MCP_ASK_SIGN_IN;
     opt.trust = on_trust;
     opt.user = c;
     rc = mcp_open(&c->m, &opt);
@@ -917,6 +1387,7 @@ static int open_handle(cli *c) {
 
 int main(int argc, char **argv) {
     const char *words[MAX_WORDS + 1];
+    char *root = NULL;
     cli c;
     int rc;
 
@@ -932,7 +1403,13 @@ int main(int argc, char **argv) {
                  strcmp(words[0], "version") == 0))
         return printf(c.json ? "{\"version\":\"%s\"}\n" : "mcp %s\n",
                       mcp_version()), 0;
-    if ((rc = open_handle(&c))) return rc;
+    for (int i = 0; i < argc; i++)
+        if (strcmp(words[i], "--no-browser") == 0) c.asks_sign_in = true;
+    if (c.root && !(root = realpath(c.root, NULL)))
+        return bad_usage("--root", "names no directory there is");
+    if (root) c.root = root;
+    rc = open_handle(&c);
+    if (rc) return free(root), rc;
     the_handle = c.m;
     catch_interrupt();
     rc = run(&c, argc, words);
@@ -940,5 +1417,6 @@ int main(int argc, char **argv) {
     fflush(stdout);  // the result is out before the servers are shut down
     the_handle = NULL;
     mcp_close(c.m);
+    free(root);
     return rc;
 }

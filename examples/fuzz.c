@@ -243,6 +243,58 @@ static void fuzz_head(str in) {
     head_free(&b);
 }
 
+// A proxy's answer to CONNECT; a byte behind it is a failure only if it comes
+// together with the head.
+static void fuzz_tunnel(str in) {
+    mem m = fuzz_mem();
+    proxy via;
+    size_t cut = fuzz_cut(in), left;
+    tunnel a, b;
+    mcp_code whole, cut_rc;
+    str first = in, second = str_skip(in, cut);
+
+    memset(&via, 0, sizeof via);
+    via.title = (char *)(uintptr_t)"the proxy";
+    MUST(tunnel_init(&a, &m, &via, "a:443") == MCP_OK);
+    MUST(tunnel_init(&b, &m, &via, "a:443") == MCP_OK);
+    whole = tunnel_feed(&a, &first, NULL);
+    left = first.len;
+    first = str_head(in, cut);
+    cut_rc = tunnel_feed(&b, &first, NULL);
+    if (cut_rc == MCP_PENDING) cut_rc = tunnel_feed(&b, &second, NULL);
+    MUST(whole == cut_rc || (whole == MCP_PROTOCOL_ERROR && left > 0));
+    MUST(a.head.head.status == b.head.head.status);
+    tunnel_free(&a);
+    tunnel_free(&b);
+}
+
+// What HTTPS_PROXY may hold, and NO_PROXY against a URL.
+static void fuzz_proxy(str in) {
+    mem m = fuzz_mem();
+    mcp handle;
+    proxy *list = NULL, *p;
+    url u;
+
+    memset(&handle, 0, sizeof handle);
+    handle.mem = m;
+    secrets_init(&handle.secrets, &m);
+    p = proxy_of(&handle, &list, in, "X");
+    MUST(p && (p->bad || (p->port && p->host && *p->host)));
+    MUST(proxy_of(&handle, &list, str_of(p->text), "X") == p ||
+         memchr(in.ptr, 0, in.len));
+    while ((p = list)) {
+        list = p->next;
+        proxy_free(&m, p);
+    }
+    secrets_free(&handle.secrets);
+    MUST(url_parse(&m, S("https://a.example:81/"), &u) == MCP_OK);
+    route_exempt(in, &u);
+    url_free(&m, &u);
+    MUST(url_parse(&m, S("http://[2001:db8::1]/"), &u) == MCP_OK);
+    route_exempt(in, &u);
+    url_free(&m, &u);
+}
+
 static bool fuzz_body(const http_head *h, str in, size_t cut, buf *out,
                       bool *done) {
     str part[2] = {str_head(in, cut), str_skip(in, cut)}, data;
@@ -424,6 +476,223 @@ static void fuzz_pem(str in) {
 #endif
 
 //-----------------------------------------------------------------------------
+// OAuth
+
+#if USE_OAUTH
+
+static bool fuzz_inside(const buf *text, str s) {
+    return !s.len || (s.ptr >= text->ptr && s.len <= text->len &&
+                      s.ptr + s.len <= text->ptr + text->len);
+}
+
+static void fuzz_ring(mcp *m, str head) {
+    bool damaged;
+    vault v;
+
+    memset(&v, 0, sizeof v);
+    v.m = m;
+    v.kind = STORE_KEYCHAIN;
+    MUST(ring_parts(&v, head, &damaged) == MCP_OK);
+    MUST(v.ring.parts <= ring_most(&v) && v.ring.size <= LIMIT_RECORD);
+    MUST(!v.ring.parts || v.ring.set == 'a' || v.ring.set == 'b');
+    MUST(!damaged || !v.ring.parts);
+}
+
+// What is read as a record is written as the same record, and the head of a
+// split one stays within its bounds.
+static void fuzz_record(str in) {
+    str site, text;
+    record *r, *again;
+    buf a, b;
+    mcp m;
+
+    memset(&m, 0, sizeof m);
+    m.mem = fuzz_mem();
+    buf_init(&a, &m.mem, LIMIT_RECORD);
+    buf_init(&b, &m.mem, LIMIT_RECORD);
+    str_cut(in, '\n', &site, &text);
+    if (record_read(&m, "https://h/", NULL, text, &r, NULL) == MCP_OK) {
+        MUST(r->n <= LIMIT_GRANTS && record_text(r, &a, NULL) == MCP_OK);
+        MUST(!record_read(&m, "https://h/", NULL, buf_str(&a), &again, NULL));
+        MUST(!record_text(again, &b, NULL) && str_eq(buf_str(&a), buf_str(&b)));
+        record_free(&m, again);
+    }
+    record_free(&m, r);
+    buf_free(&a);
+    buf_free(&b);
+    fuzz_ring(&m, site);
+}
+
+// Each line of the input is a header line of its own.
+static void fuzz_challenge(str in) {
+    mem m = fuzz_mem();
+    str left = in, line;
+    challenge c, again;
+    http_head h;
+    buf scopes;
+
+    memset(&h, 0, sizeof h);
+    buf_init(&h.block, &m, SIZE_MAX / 2);
+    while (left.len) {
+        str_cut(left, '\n', &line, &left);
+        if (h.block.len + line.len > LIMIT_HTTP_HEAD / 2) break;
+        buf_add(&h.block, S("WWW-Authenticate: "));
+        buf_add(&h.block, line);
+        buf_byte(&h.block, '\n');
+    }
+    MUST(challenge_parse(&m, &h, &c) == MCP_OK);
+    MUST(fuzz_inside(&c.text, c.metadata) && fuzz_inside(&c.text, c.scope));
+    MUST(fuzz_inside(&c.text, c.error) && fuzz_inside(&c.text, c.description));
+    MUST((c.scheme == SCHEME_NONE) == (!c.bearer && !c.dpop));
+    buf_init(&scopes, &m, SIZE_MAX / 2);
+    if (scope_add(&scopes, c.scope) == MCP_OK)
+        MUST(scope_add(&scopes, c.scope) == MCP_OK &&
+             scope_has(c.scope, buf_str(&scopes)));
+    MUST(oauth_visible(buf_str(&scopes), true));
+    // What comes in a line of its own behind it is found.
+    buf_add(&h.block, S("WWW-Authenticate: DPoP error=e\n"));
+    MUST(challenge_parse(&m, &h, &again) == MCP_OK && again.dpop);
+    challenge_free(&again);
+    challenge_free(&c);
+    buf_free(&scopes);
+    buf_free(&h.block);
+}
+
+static void fuzz_prm(str in) {
+    mem m = fuzz_mem();
+    url site, u;
+    prm p;
+
+    MUST(url_parse(&m, S("https://h/mcp/a"), &site) == MCP_OK);
+    if (prm_parse(&m, &site, in, &p, NULL) == MCP_OK) {
+        MUST(url_parse(&m, p.resource, &u) == MCP_OK);
+        MUST(url_same_origin(&u, &site) && mcp_length(p.servers) > 0);
+        url_free(&m, &u);
+        prm_free(&p);
+    }
+    MUST(!p.doc);
+    url_free(&m, &site);
+}
+
+static void fuzz_as(str in) {
+    mem m = fuzz_mem();
+    as_meta a, any;
+    mcp_code rc = as_parse(&m, S("https://a/t"), in, &a, NULL);
+    url u;
+
+    if (as_parse(&m, str_make(NULL, 0), in, &any, NULL) == MCP_OK) {
+        MUST((rc == MCP_OK) == str_is(any.issuer, "https://a/t"));
+        MUST(url_parse(&m, any.token, &u) == MCP_OK);
+        url_free(&m, &u);
+    } else {
+        MUST(rc != MCP_OK);
+    }
+    MUST(rc != MCP_OK || str_is(a.issuer, "https://a/t"));
+    as_free(&any);
+    as_free(&a);
+}
+
+static void fuzz_callback(str in) {
+    mem m = fuzz_mem();
+    str redirect = S("http://127.0.0.1:7/callback");
+    callback_answer a;
+    buf whole;
+
+    buf_init(&whole, &m, SIZE_MAX / 2);
+    for (int i = 0; i < 2; i++) {  // the query alone, and as a whole
+        if (i) buf_clear(&whole);
+        else buf_add(&whole, redirect);
+        buf_add(&whole, in);
+        if (callback_parse(&m, buf_str(&whole), redirect, S("S"), &a, NULL))
+            continue;
+        MUST((a.code.len > 0) != (a.error.len > 0));
+        MUST(oauth_visible(a.code, true) && oauth_visible(a.error, true));
+        MUST(str_find(buf_str(&whole), S("state=S")) != SIZE_MAX ||
+             str_find(buf_str(&whole), S("%")) != SIZE_MAX);
+        callback_answer_free(&a);
+    }
+    buf_free(&whole);
+}
+
+static void fuzz_token(str in) {
+    mem m = fuzz_mem();
+    token_answer t;
+
+    if (token_parse(&m, in.len & 1 ? 200 : 400, in, &t, NULL) == MCP_OK) {
+        MUST(t.access.len && t.access.len <= LIMIT_TOKEN);
+        MUST(header_value_ok(t.access) && t.expires_in >= 0);
+        MUST(t.scheme != SCHEME_NONE || t.issued_type.len);
+        token_free(&t);
+    }
+    MUST(!t.doc && strlen(t.error) < sizeof t.error);
+}
+
+static void fuzz_registration(str in) {
+    mem m = fuzz_mem();
+    registration_answer r;
+
+    if (registration_parse(&m, 201, in, &r, NULL) == MCP_OK) {
+        MUST(r.id.len && oauth_visible(r.id, true) && r.secret_expires >= 0);
+        registration_free(&r);
+    }
+    MUST(!r.doc);
+}
+
+// A key that is read makes a signature and is found again in its number. What
+// is not text is taken for what is inside.
+static void fuzz_key(str in) {
+    mem m = fuzz_mem();
+    key_pair k, again;
+    mcp_code rc;
+    buf jwt;
+
+    buf_init(&jwt, &m, SIZE_MAX / 2);
+    buf_add(&jwt, S("-----BEGIN PRIVATE KEY-----\n"));
+    buf_base64(&jwt, in);
+    buf_add(&jwt, S("\n-----END PRIVATE KEY-----\n"));
+    rc = key_from_pem(&m, str_starts(in, S("-")) ? in : buf_str(&jwt), &k,
+                      NULL);
+    buf_free(&jwt);
+    if (rc) return;
+    MUST(key_from_secret(k.d, &again) && memcmp(&k, &again, sizeof k) == 0);
+    buf_init(&jwt, &m, SIZE_MAX / 2);
+    MUST(jwt_sign(&jwt, &k, S("{}"), S("{}")) == MCP_OK && jwt.len == 94);
+    buf_free(&jwt);
+}
+
+// A request as the listener for callbacks sees it.
+static void fuzz_listener(str in) {
+    mem m = fuzz_mem();
+    callback *c = mem_new(&m, sizeof *c);
+    mcp *h = mem_new(&m, sizeof *h);
+    size_t end = caller_head_end(in);
+    buf page;
+
+    h->mem = m;
+    c->m = h;
+    MUST(url_parse(&m, S("http://127.0.0.1:7/callback"), &c->redirect_url) ==
+         MCP_OK);
+    buf_init(&c->redirect, &m, LIMIT_URL);
+    buf_init(&c->state, &m, LIMIT_URL);
+    buf_add(&c->redirect, str_of(c->redirect_url.text));
+    buf_add(&c->state, S("S"));
+    buf_init(&page, &m, SIZE_MAX / 2);
+    MUST(end == SIZE_MAX || end < in.len);
+    page_write(&page, caller_page(c, in), "name");
+    MUST(!page.err && str_find(buf_str(&page), S("name")) != SIZE_MAX);
+    MUST(c->answered == (c->answer.len > 0));
+    buf_free(&page);
+    buf_free(&c->redirect);
+    buf_free(&c->state);
+    if (c->answered) buf_free(&c->answer);
+    url_free(&m, &c->redirect_url);
+    mem_free(&m, h, sizeof *h);
+    mem_free(&m, c, sizeof *c);
+}
+
+#endif  // USE_OAUTH
+
+//-----------------------------------------------------------------------------
 // Configuration, commands, templates
 
 // A handle with one server, "s", that never connects. The text is all that its
@@ -556,6 +825,38 @@ static void fuzz_template(str in) {
     w_free(&w);
 }
 
+// A line with the schema of a form, then what a person filled in. What fits is
+// completed by defaults, and that fits and needs no more.
+static void fuzz_form(str in) {
+    mem m = fuzz_mem();
+    mcp_doc *schema = NULL, *content = NULL, *sent = NULL;
+    mcp_writer first, second;
+    str text, json;
+    diag d;
+
+    str_cut(in, '\n', &text, &json);
+    diag_init(&d, &m, NULL);
+    w_init(&first, &m, SIZE_MAX / 2);
+    w_init(&second, &m, SIZE_MAX / 2);
+    if (json_parse(&m, text, &schema, NULL, NULL) == MCP_OK &&
+        json_parse(&m, json, &content, NULL, NULL) == MCP_OK &&
+        !form_refusal(json_root(schema)) &&
+        form_fits(json_root(schema), json_root(content), &d)) {
+        form_write(&first, json_root(schema), json_root(content));
+        MUST(w_err(&first) == MCP_OK);
+        MUST(json_parse(&m, w_str(&first), &sent, NULL, NULL) == MCP_OK);
+        MUST(form_fits(json_root(schema), json_root(sent), &d));
+        form_write(&second, json_root(schema), json_root(sent));
+        MUST(str_eq(w_str(&first), w_str(&second)));
+    }
+    w_free(&first);
+    w_free(&second);
+    diag_free(&d);
+    json_free(schema);
+    json_free(content);
+    json_free(sent);
+}
+
 //-----------------------------------------------------------------------------
 // A whole exchange: what a server may answer, on every connection anew
 
@@ -680,6 +981,38 @@ static void fuzz_answer(str in) {
 //-----------------------------------------------------------------------------
 // Search, snapshot
 
+// A list of tools as a server might send it: each that is taken can be told of,
+// and mirrors its arguments only where nothing is wrong with the annotations.
+static void fuzz_tools(str in) {
+    fuzz_host h;
+    mcp_doc *doc = NULL;
+    server *s;
+    catalog *c;
+
+    fuzz_open(&h);
+    s = server_find(h.m, S("s"));
+    c = catalog_new(s, LIST_TOOLS);
+    MUST(c != NULL);
+    if (json_parse(&h.m->mem, in, &doc, NULL, NULL) == MCP_OK &&
+        mcp_length(json_root(doc)) < 1000) {
+        MUST(catalog_page_add(c, doc, json_root(doc)) == MCP_OK);
+        MUST(catalog_build(c, (uint32_t)mcp_length(json_root(doc)), false) ==
+             MCP_OK);
+        for (uint32_t i = 0; i < catalog_count(c); i++) {
+            bool any = false;
+            item it;
+            MUST(catalog_item(c, i, &it) && it.description.len);
+            MUST(fuzz_is_utf8(it.title) && fuzz_is_utf8(it.description));
+            MUST(!mirror_fault(c->entries[i].v, &any) || !any);
+            MUST(it.mirrors == any);
+        }
+        doc = NULL;  // the page has it
+    }
+    json_free(doc);
+    catalog_free(c);
+    mcp_close(h.m);
+}
+
 #if USE_SEARCH
 
 static catalog *fuzz_catalog(mcp *m) {
@@ -793,6 +1126,10 @@ static const struct {
     {"head", fuzz_head,
      "HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n"
      "Connection: close\r\n\r\nhello", NULL},
+    {"tunnel", fuzz_tunnel,
+     "HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm=x\r\n\r\n", NULL},
+    {"proxy", fuzz_proxy, "http://u:p%41@[::1]:81,.a.example:81 10.0.0.0/8",
+     NULL},
     {"chunked", fuzz_chunked, "5;x=y\r\nhello\r\n0\r\nTrailer: x\r\n\r\n",
      NULL},
     {"sse", fuzz_sse,
@@ -806,14 +1143,64 @@ static const struct {
     {"der", fuzz_der, NULL, fuzz_der_seed},
     {"pem", fuzz_pem, fuzz_cert, NULL},
 #endif
+#if USE_OAUTH
+    {"record", fuzz_record,
+     "{\"parts\":2,\"set\":\"a\",\"size\":3,\"digest\":\"x\"}\n"
+     "{\"version\":1,\"url\":\"https://h/\",\"current\":\"i\",\"grants\":{\"i\""
+     ":{\"access\":\"t\",\"expires\":9,\"dpop\":true}}}", NULL},
+    {"challenge", fuzz_challenge,
+     "Basic realm=\"x, y\", Bearer scope=\"a b\", error=invalid_token\n"
+     "Negotiate abc==, DPoP resource_metadata=\"https://h/\\\"x\"", NULL},
+    {"prm", fuzz_prm,
+     "{\"resource\":\"https://h/mcp\",\"authorization_servers\":[\"https://a\""
+     "],\"scopes_supported\":[\"a\"]}", NULL},
+    {"as", fuzz_as,
+     "{\"issuer\":\"https://a/t\",\"authorization_endpoint\":\"https://a/x\","
+     "\"token_endpoint\":\"https://a/y\",\"registration_endpoint\":\"https:/"
+     "/a/z\",\"code_challenge_methods_supported\":[\"S256\"]}", NULL},
+    {"callback", fuzz_callback,
+     "?code=c%20d&state=S&iss=https%3A%2F%2Fa&error_description=x+y", NULL},
+    {"token", fuzz_token,
+     "{\"access_token\":\"t\",\"token_type\":\"Bearer\",\"expires_in\":\"60\","
+     "\"refresh_token\":\"r\",\"scope\":\"a b\"}", NULL},
+    {"registration", fuzz_registration,
+     "{\"client_id\":\"i\",\"client_secret\":\"s\",\"client_secret_expires_at"
+     "\":9,\"token_endpoint_auth_method\":\"client_secret_post\"}", NULL},
+    {"key", fuzz_key,
+     "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n"
+     "-----END EC PARAMETERS-----\n-----BEGIN EC PRIVATE KEY-----\n"
+     "MHcCAQEEINkJbPNsUVgPKlsYByUIA2uo3NCX7EcQvdesCjgbHHAMoAoGCCqGSM49\n"
+     "AwEHoUQDQgAEj27I2lVwseubuhbSTUojn3/BS2NR08r5u7UsXeJ1nhmb+7cTYjWk\n"
+     "l5MDnPLWBFmilRt0hE10xqf437NZ2Cghrg==\n"
+     "-----END EC PRIVATE KEY-----\n", NULL},
+    {"listener", fuzz_listener,
+     "GET /callback?code=c&state=S HTTP/1.1\r\nHost: 127.0.0.1:7\r\n\r\n",
+     NULL},
+#endif
     {"config", fuzz_config,
      "{\"mcpServers\":{\"a\":{\"command\":\"x\",\"args\":[\"${HOME}\"]},\"b\":"
-     "{\"url\":\"https://h/\",\"headers\":{\"X\":\"${V:-y}\"}},},} // z",
+     "{\"url\":\"https://h/\",\"headers\":{\"X\":\"${V:-y}\"}},\"c\":{"
+     "\"url\":\"https://h\",\"oauthGrant\":\"enterprise\",\"oauthClientId\":"
+     "\"i\",\"oauthClientSecret\":\"$$!\",\"oauthIdToken\":\"!t\","
+     "\"oauthIdpTokenUrl\":\"https://i\",\"oauthIdpClientId\":\"c\"},"
+     "},} // z",
      NULL},
+    {"tools", fuzz_tools,
+     "[{\"name\":\"t\",\"title\":\"T\",\"inputSchema\":{\"properties\":{\"p\":"
+     "{\"type\":\"string\",\"x-mcp-header\":\"A\"},\"o\":{\"properties\":{"
+     "\"n\":{\"type\":\"integer\",\"x-mcp-header\":\"B\"}}}},"
+     "\"anyOf\":[{\"items\":"
+     "[{\"not\":{}}]}]}}]", NULL},
     {"quote", fuzz_quote, "call \"a b\" {\"c\": \"d\"} e\\ f='g' \"\"", NULL},
     {"template", fuzz_template,
      "x://{a}/{+b}{?c,d*}{#e}\n{\"a\":\"1\",\"b\":\"/\",\"c\":[\"2\",\"3\"]}",
      NULL},
+    {"form", fuzz_form,
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\","
+     "\"format\":\"date-time\",\"maxLength\":30},\"b\":{\"type\":\"array\","
+     "\"items\":{\"enum\":[\"x\"]},\"default\":[\"x\"]},\"c\":{\"anyOf\":["
+     "{\"type\":\"integer\",\"minimum\":1e0},{\"type\":\"null\"}]}},"
+     "\"required\":[\"b\"]}\n{\"a\":\"2024-02-29T10:00:00Z\",\"c\":3}", NULL},
 #if USE_SEARCH
     {"segment", fuzz_segment, NULL, fuzz_segment_seed},
 #endif

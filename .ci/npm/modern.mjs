@@ -3,7 +3,7 @@
 // With http it listens on a free loopback port and prints its URL. "modern"
 // refuses the 2025 handshake, so only protocol 2026-07-28 can reach it.
 import { createServer } from 'node:http';
-import { McpServer, ResourceTemplate, createMcpHandler } from '@modelcontextprotocol/server';
+import { McpServer, ResourceTemplate, createMcpHandler, inputRequired } from '@modelcontextprotocol/server';
 import { serveStdio } from '@modelcontextprotocol/server/stdio';
 import { localhostHostValidation, toNodeHandler } from '@modelcontextprotocol/node';
 import { z } from 'zod';
@@ -25,6 +25,12 @@ function server() {
         : { isError: true, content: [{ type: 'text', text: `no table ${table}` }] });
     s.registerTool('werkzeug_ü', { description: 'A name that is not ASCII', inputSchema: z.object({}) },
         async () => ({ content: [{ type: 'text', text: 'grüße' }] }));
+    s.registerTool('workplace', { description: 'Say where this client may work', inputSchema: z.object({}) },
+        async (_, ctx) => {
+            const told = ctx.mcpReq.inputResponses?.place?.roots;
+            return told ? { content: [{ type: 'text', text: `work in ${told.map(r => r.uri).join(' ')}, state ${ctx.mcpReq.requestState?.()}` }] }
+                : inputRequired({ inputRequests: { place: inputRequired.listRoots() }, requestState: 'a"\\\u00e9/\u2028' });
+        });
     s.registerResource('motd', 'note://motd', { description: 'Message of the day', mimeType: 'text/plain' },
         async uri => ({ contents: [{ uri: uri.href, text: 'hello from the SDK' }] }));
     s.registerResource('table', new ResourceTemplate('schema://tables/{table}', {
