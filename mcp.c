@@ -34,8 +34,9 @@
 //   16d Discovery       who lets us in: metadata over the network
 //   16e Tokens          one request to a token endpoint
 //   16f Credentials in use  one connection's tokens: store, refresh
-//   16g Ways to a token  a person, a grant without one; and a logout
-//   16h Being let in    what a transport asks before and after
+//   16g Asking a person  sign-ins, and what else helps a refused request
+//   16h Grants and logout  tokens without a person; the way back
+//   16i Being let in    what a transport asks before and after
 //   17 RPC              servers, ids, pending requests
 //   17b Inputs          what servers want of the host
 //   17c Messages        answers, notifications, requests
@@ -173,6 +174,7 @@ enum {
     LIMIT_MESSAGE = 64 << 20,      // one JSON-RPC message (an option)
     LIMIT_BATCH = 1000,            // messages in one array (2025-03-26)
     LIMIT_REPLIES = 256 << 10,     // our answers to one of the server's
+    LIMIT_NOTES = 8,               // of our answers under way over HTTP
     LIMIT_REOPENS = 5,             // of a stream in a row, without an event
     LIMIT_JSON_DEPTH = 100,
     LIMIT_JSON_TOKENS = 4 << 20,
@@ -886,6 +888,15 @@ static size_t base64_encode(char *out, str in) {
     return n;
 }
 
+// BearSSL's hash is there in every build, without TLS too.
+static void sha256_of(uint8_t out[32], str s) {
+    br_sha256_context c;
+
+    br_sha256_init(&c);
+    br_sha256_update(&c, s.ptr, s.len);
+    br_sha256_out(&c, out);
+}
+
 // '*' is any run without '\n', the rest stands for itself, and both ends hold.
 // Only the last '*' is ever tried again: if an earlier one had to be longer,
 // the later one, not crossing a line either, could start there too.
@@ -1288,6 +1299,26 @@ static void buf_percent(buf *b, str s, const char *keep) {
     }
 }
 
+// The way back; in a form (HTML's application/x-www-form-urlencoded) a '+' is a
+// blank. A '%' that begins no code stands for itself; false: there is one.
+static bool buf_unpercent(buf *b, str s, bool form) {
+    bool ok = true;
+
+    for (size_t i = 0; i < s.len; i++) {
+        bool code = s.ptr[i] == '%', room = s.len - i > 2;
+        int high = code && room ? hex_digit(s.ptr[i + 1]) : -1;
+        int low = code && room ? hex_digit(s.ptr[i + 2]) : -1;
+        if (high >= 0 && low >= 0) {
+            buf_byte(b, (char)(high << 4 | low));
+            i += 2;
+            continue;
+        }
+        buf_byte(b, form && s.ptr[i] == '+' ? ' ' : s.ptr[i]);
+        ok &= !code;
+    }
+    return ok;
+}
+
 // `items_ptr` is the address of a pointer to any type, so it is moved by
 // memcpy. What grew is zeroed.
 static mcp_code vec_room(mem *m, void *items_ptr, uint32_t *cap, uint32_t n,
@@ -1480,9 +1511,10 @@ static const struct {
          "scope is missing, {prefix}login {server} asks for it."},
     [MCP_CREDENTIAL_STORE_UNAVAILABLE] =
         {"The system's store for credentials cannot be used.",
-         "Unlock or start the keyring; on Linux that is a Secret Service in "
-         "this session. Only if you say so, with MCP_CREDENTIALS=file in the "
-         "environment, are credentials kept in private files instead."},
+         "Make what the detail names usable. A keyring must run and be "
+         "unlocked; on Linux that is a Secret Service in this session. Only "
+         "if you say so, with MCP_CREDENTIALS=file in the environment, are "
+         "credentials kept in private files instead."},
     [MCP_SECRET_LOOKUP_FAILED] =
         {"A command that prints a secret did not deliver one.",
          "Run the command by hand: it must be signed in, end with status 0 "
@@ -1676,17 +1708,30 @@ static bool secrets_add_form(secrets *k, str value, bool stays) {
     return true;
 }
 
-// Beside the value itself, the form it has inside a JSON string: traces show
-// messages as they are on the wire.
+// Beside the value itself, the forms it has inside a JSON string and in a URL
+// or a web form: traces show messages as they are on the wire, and servers
+// repeat what they were sent. One after the other into `form`.
+static str secrets_form(buf *form, str value, int i) {
+    buf_clear(form);
+    if (i == 0) return value;
+    if (i == 1) buf_quote(form, value);
+    else buf_percent(form, value, "");
+    return i == 1 && form->len > 1 ? str_make(form->ptr + 1, form->len - 2)
+                                   : buf_str(form);
+}
+
+enum { SECRET_FORMS = 3 };
+
 static bool secrets_add_forms(secrets *k, str value, bool stays) {
     buf form;
-    bool ok;
+    bool ok = true;
 
     if (value.len < SECRET_LEAST) return true;
     buf_init(&form, k->mem, SIZE_MAX);
-    buf_quote(&form, value);
-    ok = !form.err && secrets_add_form(k, value, stays) &&
-         secrets_add_form(k, str_make(form.ptr + 1, form.len - 2), stays);
+    for (int i = 0; i < SECRET_FORMS && ok; i++) {
+        str s = secrets_form(&form, value, i);
+        ok = !form.err && secrets_add_form(k, s, stays);
+    }
     buf_free(&form);
     return ok;
 }
@@ -1715,10 +1760,9 @@ static void secrets_drop(secrets *k, str value) {
 
     if (value.len < SECRET_LEAST) return;
     buf_init(&form, k->mem, SIZE_MAX);
-    buf_quote(&form, value);
-    if (!form.err) {
-        secrets_drop_form(k, value);
-        secrets_drop_form(k, str_make(form.ptr + 1, form.len - 2));
+    for (int i = 0; i < SECRET_FORMS; i++) {
+        str s = secrets_form(&form, value, i);
+        if (!form.err) secrets_drop_form(k, s);
     }
     buf_free(&form);
 }
@@ -1957,6 +2001,7 @@ typedef enum os_result {
     OS_EXISTS,
     OS_REFUSED,
     OS_NO_MEMORY,
+    OS_FULL,          // no room left for a file
     OS_FAILED
 } os_result;
 
@@ -2038,6 +2083,9 @@ struct os {
     os_result (*file_replace)(os *o, const char *path, str data, int mode,
                               bool (*still)(void *), void *arg);
     os_result (*file_remove)(os *o, const char *path);
+    // Remove what a file_replace() of this path left that was killed: for one
+    // who knows that no other is under way.
+    void (*file_sweep)(os *o, const char *path);
     // One holder in all processes; OS_AGAIN: another. close() lets it go.
     os_result (*file_lock)(os *o, const char *path, os_fd *out);
     os_result (*file_real)(os *o, const char *path, buf *out);
@@ -2296,15 +2344,14 @@ struct mcp {
     struct config *config;       // 14
     struct server *servers;      // 17: in order of name
     struct roster *roster;       // 17: servers by name, and removed ones
-    struct catalogs *catalogs;   // 20: directories, era verdicts
     struct session *session;     // 22: active tools
     struct op *ops;              // 22: calls under way
     struct question *questions;  // 7b: waiting for mcp_answer()
+    uint64_t last_question;      // 7b: its id, never reused
     struct callback *callbacks;  // 16c: listeners, or pages on their way
-    struct opener *browsers;    // 16c: until they have ended
-    struct vaults *vaults;       // 15: open accounts, kept credentials
-    struct auth *auths;          // 16e: sign-ins and refreshes under way
-    uint64_t last_question;
+    struct opener *browsers;     // 16c: until they have ended
+    struct vaults *vaults;       // 15: open accounts, records in memory
+    struct auth *auths;          // 16f: sign-ins and refreshes under way
     uint64_t last_id;            // 17: JSON-RPC ids, never reused
     diag failed;                 // 25: the last failure
     mcp_error error;             //     and what mcp_last_error() shows of it
@@ -4275,16 +4322,12 @@ static void json_pretty(buf *out, mcp_json v) {
 typedef char hex64[65];  // a SHA-256 in lower case; "" where there is none
 
 // Identity of catalogs, schemas and configurations: file names and snapshots
-// depend on it, so its form does not change. BearSSL's hash is there in every
-// build, without TLS too.
+// depend on it, so its form does not change.
 static void fingerprint_text(hex64 out, str text) {
     static const char hex[] = "0123456789abcdef";
-    uint8_t digest[br_sha256_SIZE];
-    br_sha256_context c;
+    uint8_t digest[32];
 
-    br_sha256_init(&c);
-    br_sha256_update(&c, text.ptr, text.len);
-    br_sha256_out(&c, digest);
+    sha256_of(digest, text);
     for (size_t i = 0; i < sizeof digest; i++) {
         out[2 * i] = hex[digest[i] >> 4];
         out[2 * i + 1] = hex[digest[i] & 15];
@@ -4315,8 +4358,9 @@ static bool fingerprint(mem *m, hex64 out, mcp_json v) {
 // inside its callback too, so an answer only wakes the asker.
 //
 // The host is told when events are delivered. A question that is withdrawn
-// before is never heard of; one that is withdrawn later has no id any more.
-// Its event is never left out, however many others wait.
+// before is never heard of; of one that is withdrawn later the host is told, so
+// that it can close a dialog. These events are never left out, however many
+// others wait.
 //=============================================================================
 
 typedef struct question {
@@ -4331,7 +4375,6 @@ typedef struct question {
     bool answered;
     bool told;              // the event was delivered
     bool completed;         // a page of the server's: it is done with
-    int64_t asked;          // loop time, so that a deadline can be moved
     // What does not fit is the host's to mend; may be NULL.
     bool (*fits)(const struct question *q, mcp_json answer, diag *d);
     job *owner;             // woken when it is answered
@@ -4361,6 +4404,19 @@ static bool question_tell(mcp *m, mcp_event *tell) {
     return true;
 }
 
+// An event about a question. False: no memory, or nobody listens.
+static bool question_push(mcp *m, const question *q, mcp_event_type type,
+                          str text, bool (*holds)(mcp *, mcp_event *)) {
+    event *e = event_new(m, type, q->server, text);
+
+    if (!e) return false;
+    e->tell.id = q->id;
+    e->tell.ask = q->kind;
+    e->tell.call = q->call;
+    e->holds = holds;
+    return true;
+}
+
 // Also one that is still open: it is then withdrawn. NULL is fine.
 static void question_free(mcp *m, question *q) {
     question **at = &m->questions;
@@ -4369,23 +4425,11 @@ static void question_free(mcp *m, question *q) {
     while (*at && *at != q) at = &(*at)->next;
     if (*at) *at = q->next;
     if (!q->told) event_withdraw(m, MCP_EV_ASK, q->id);
+    else if (!q->answered)
+        question_push(m, q, MCP_EV_WITHDRAWN, S(""), NULL);
     json_free(q->doc);
     json_free(q->answer);
     mem_free(&m->mem, q, sizeof *q);
-}
-
-// Queue the event of it. Its line for people is what the asker says, if it
-// says something.
-static bool question_announce(mcp *m, const question *q) {
-    event *e = event_new(m, MCP_EV_ASK, q->server,
-                         mcp_view(json_opt(q->params, S("message"))));
-
-    if (!e) return false;
-    e->tell.id = q->id;
-    e->tell.ask = q->kind;
-    e->tell.call = q->call;
-    e->holds = question_tell;
-    return true;
 }
 
 // params is JSON object text, copied; the caller knows that it is one. NULL: no
@@ -4393,6 +4437,7 @@ static bool question_announce(mcp *m, const question *q) {
 static question *question_ask(mcp *m, mcp_ask kind, const char *server,
                               uint64_t call, str params, job *owner) {
     question *q = mem_new(&m->mem, sizeof *q);
+    str text;
 
     if (!q) return NULL;
     q->id = ++m->last_question;
@@ -4400,13 +4445,14 @@ static question *question_ask(mcp *m, mcp_ask kind, const char *server,
     snprintf(q->server, sizeof q->server, "%s", server ? server : "");
     q->call = call;
     q->owner = owner;
-    q->asked = m->loop.now;
     q->next = m->questions;
     m->questions = q;
     if (!params.len) params = S("{}");
     if (!json_parse(&m->mem, params, &q->doc, NULL, NULL)) {
         q->params = json_root(q->doc);
-        if (question_announce(m, q)) return q;
+        // Its line for people is what the asker says, if it says something.
+        text = mcp_view(json_opt(q->params, S("message")));
+        if (question_push(m, q, MCP_EV_ASK, text, question_tell)) return q;
     }
     question_free(m, q);
     return NULL;
@@ -4632,15 +4678,17 @@ static bool form_whole(double n) {
 }
 
 static const char *form_number_wrong(mcp_json f, mcp_json v, bool whole) {
+    mcp_json over = json_opt(f, S("exclusiveMinimum"));
+    mcp_json under = json_opt(f, S("exclusiveMaximum"));
     double n = mcp_number(v, 0);
 
     if (mcp_typeof(v) != MCP_NUMBER) return "is not a number";
     if (whole && !form_whole(n)) return "is not a whole number";
     if (n < mcp_number(json_opt(f, S("minimum")), n) ||
-        n <= mcp_number(json_opt(f, S("exclusiveMinimum")), n - 1))
+        (mcp_typeof(over) == MCP_NUMBER && n <= mcp_number(over, 0)))
         return "is too small";
     if (n > mcp_number(json_opt(f, S("maximum")), n) ||
-        n >= mcp_number(json_opt(f, S("exclusiveMaximum")), n + 1))
+        (mcp_typeof(under) == MCP_NUMBER && n >= mcp_number(under, 0)))
         return "is too large";
     return NULL;
 }
@@ -8173,7 +8221,8 @@ typedef struct addr_block {
     uint8_t bits;
 } addr_block;
 
-// Do the first bits agree? What is left of a byte stands at its top.
+// Do the first bits agree? Those that fill no byte are the high ones of the
+// next.
 static bool addr_within(const uint8_t *ip, const uint8_t *block, int bits) {
     int whole = bits / 8, rest = bits % 8;
 
@@ -8245,8 +8294,8 @@ static void addr_text(buf *out, const os_addr *a) {
     url_ip6_text(out, group);
 }
 
-// An IPv4 address in the clothes of IPv6 (RFC 4291 2.5.5.2) leads to the same
-// place as without them.
+// An IPv4-mapped IPv6 address (RFC 4291 2.5.5.2) leads where the IPv4 address
+// in it does, so it is judged as that.
 static void addr_plain(os_addr *a) {
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255};
 
@@ -8263,7 +8312,8 @@ static bool url_addr(const url *u, os_addr *out) {
     return true;
 }
 
-// This machine, by name or by address; what a name leads to is not looked up.
+// This machine, by name (RFC 6761 6.3) or by address (RFC 1122 3.2.1.3, RFC
+// 4291 2.5.3). What any other name leads to is not looked up: that may change.
 static bool url_loopback(const url *u) {
     static const uint8_t one[16] = {[15] = 1};
     os_addr a;
@@ -8359,10 +8409,9 @@ static str route_env(mcp *m, const char *const *names, size_t n,
     return str_make(NULL, 0);
 }
 
-// What stands for the proxy of a URL; empty: none. The option takes the place
-// of all variables. A program that is run as a CGI script finds a header
-// "Proxy:" of whoever calls it in HTTP_PROXY (CVE-2016-5385), so there that
-// name is nothing.
+// The text that names the proxy for a URL; empty: none. The option takes the
+// place of all variables. A CGI script finds the header "Proxy:" of whoever
+// calls it in HTTP_PROXY (CVE-2016-5385), so there that name is not read.
 static str route_setting(mcp *m, const url *u, const char **from) {
     static const char *const secure[] = {"https_proxy", "HTTPS_PROXY",
                                          "all_proxy", "ALL_PROXY"};
@@ -8384,7 +8433,7 @@ static str route_setting(mcp *m, const url *u, const char **from) {
     return text;
 }
 
-// A proxy, taken apart. They are few and stay until http_free(), so that a
+// A proxy, parsed. They are few and stay until http_free(), so that a
 // connection and a message may point at one.
 typedef struct proxy {
     struct proxy *next;
@@ -8398,6 +8447,9 @@ typedef struct proxy {
     const char *bad;   // why it is of no use: words behind `from`
 } proxy;
 
+static const char proxy_wrong[] =
+    "is not of the form http://[user:password@]host[:port]";
+
 static void proxy_free(mem *m, proxy *p) {
     mem_text_free(m, p->text);
     mem_text_free(m, p->title);
@@ -8406,8 +8458,8 @@ static void proxy_free(mem *m, proxy *p) {
     mem_free(m, p, sizeof *p);
 }
 
-// The words of what cannot be used, NULL for the rest. *s goes behind the
-// scheme, which may be missing.
+// Why the scheme of a proxy cannot be used, or NULL. It may be missing; *s is
+// moved past it.
 static const char *proxy_scheme(str *s) {
     size_t n = str_find(*s, S("://"));
     str scheme = str_head(*s, n == SIZE_MAX ? 0 : n);
@@ -8422,20 +8474,6 @@ static const char *proxy_scheme(str *s) {
     return "names no http:// proxy";
 }
 
-// A '%' that begins no code stands for itself, as it does elsewhere.
-static void proxy_decode(buf *out, str s) {
-    for (size_t i = 0; i < s.len; i++) {
-        int high = s.len - i > 2 ? hex_digit(s.ptr[i + 1]) : -1;
-        int low = s.len - i > 2 ? hex_digit(s.ptr[i + 2]) : -1;
-        if (s.ptr[i] != '%' || high < 0 || low < 0) {
-            buf_byte(out, s.ptr[i]);
-            continue;
-        }
-        buf_byte(out, (char)(high << 4 | low));
-        i += 2;
-    }
-}
-
 // Make p->auth of "user:password" (RFC 7617 2) and hide the password in every
 // form that it has here. False: no memory.
 static bool proxy_user(mcp *m, proxy *p, str info) {
@@ -8447,10 +8485,10 @@ static bool proxy_user(mcp *m, proxy *p, str info) {
     str_cut(info, ':', &user, &word);
     buf_init(&plain, &m->mem, LIMIT_URL + 1);
     buf_reserve(&plain, info.len + 1);
-    proxy_decode(&plain, user);
+    buf_unpercent(&plain, user, false);
     buf_byte(&plain, ':');
     at = plain.len;
-    proxy_decode(&plain, word);
+    buf_unpercent(&plain, word, false);
     room = BASE64_LEN(plain.len);
     p->auth = plain.err ? NULL : mem_resize(&m->mem, NULL, 0, room + 1);
     if (p->auth) p->auth[base64_encode(p->auth, buf_str(&plain))] = 0;
@@ -8461,31 +8499,19 @@ static bool proxy_user(mcp *m, proxy *p, str info) {
     return ok;
 }
 
-// [http://][user[:password]@]host[:port][/]. Without a port it is 80, as the
-// scheme says. False: no memory.
-static bool proxy_read(mcp *m, proxy *p, str s) {
-    static const char wrong[] = "is not of the form "
-                                "http://[user:password@]host[:port]";
-    size_t at = SIZE_MAX;
-    buf text;
+// host:port as CONNECT (RFC 9110 9.3.6) and messages have it.
+static void route_host(buf *out, const url *u) {
+    buf_fmt(out, memchr(u->host.ptr, ':', u->host.len) ? "[%.*s]:%u"
+                                                       : "%.*s:%u",
+            MCP_ARG(u->host), (unsigned)u->port);
+}
+
+// host[:port], judged as that of a URL is. False: no memory.
+static bool proxy_place(mcp *m, proxy *p, str s) {
     mcp_code rc;
+    buf text;
     url u;
 
-    p->bad = proxy_scheme(&s);
-    if (p->bad) return true;
-    if (str_ends(s, S("/"))) s.len--;
-    for (size_t i = 0; i < s.len; i++)
-        if (s.ptr[i] == '@') at = i;
-    if (s.len > LIMIT_URL) {
-        p->bad = wrong;
-        return true;
-    }
-    if (at != SIZE_MAX && !proxy_user(m, p, str_head(s, at))) return false;
-    if (at != SIZE_MAX) s = str_skip(s, at + 1);
-    if (url_span(s, "/?#") < s.len || s.len > LIMIT_HOST + 8) {
-        p->bad = wrong;
-        return true;
-    }
     buf_init(&text, &m->mem, LIMIT_URL);
     buf_fmt(&text, "http://%.*s/", MCP_ARG(s));
     rc = text.err ? text.err : url_parse(&m->mem, buf_str(&text), &u);
@@ -8493,17 +8519,35 @@ static bool proxy_read(mcp *m, proxy *p, str s) {
     if (rc == MCP_OK) {
         p->port = u.port;
         p->host = mem_text(&m->mem, u.host);
-        buf_fmt(&text, memchr(u.host.ptr, ':', u.host.len)
-                           ? "the proxy [%.*s]:%u (%s)"
-                           : "the proxy %.*s:%u (%s)",
-                MCP_ARG(u.host), (unsigned)u.port, p->from);
+        buf_add(&text, S("the proxy "));
+        route_host(&text, &u);
+        buf_fmt(&text, " (%s)", p->from);
         p->title = text.err ? NULL : mem_text(&m->mem, buf_str(&text));
         url_free(&m->mem, &u);
     } else if (rc != MCP_OUT_OF_MEMORY) {
-        p->bad = wrong;
+        p->bad = proxy_wrong;
     }
     buf_free(&text);
     return p->bad || (p->host && p->title);
+}
+
+// [http://][user[:password]@]host[:port][/]. Without a port it is 80, as the
+// scheme says. A password may hold an '@'. False: no memory.
+static bool proxy_read(mcp *m, proxy *p, str s) {
+    size_t at = SIZE_MAX;
+
+    p->bad = proxy_scheme(&s);
+    if (p->bad) return true;
+    if (str_ends(s, S("/"))) s.len--;
+    if (s.len > LIMIT_URL) p->bad = proxy_wrong;
+    if (p->bad) return true;
+    for (size_t i = 0; i < s.len; i++)
+        if (s.ptr[i] == '@') at = i;
+    if (at != SIZE_MAX && !proxy_user(m, p, str_head(s, at))) return false;
+    if (at != SIZE_MAX) s = str_skip(s, at + 1);
+    if (url_span(s, "/?#") < s.len || s.len > LIMIT_HOST + 8)
+        p->bad = proxy_wrong;
+    return p->bad || proxy_place(m, p, s);
 }
 
 // The proxy that such a text means, made at its first use. NULL: no memory.
@@ -8601,7 +8645,7 @@ static mcp_code proxy_wants(const proxy *via, const http_head *h, diag *d) {
 }
 
 // Take the proxy's answer. OK: the way is open; PENDING: there is more to come.
-// Whatever a refusal says in its body is the proxy's business.
+// The body of a refusal is a page for a browser; the status says enough.
 static mcp_code tunnel_feed(tunnel *t, str *in, diag *d) {
     mcp_code rc = head_feed(&t->head, in);
     int status = t->head.head.status;
@@ -8615,7 +8659,7 @@ static mcp_code tunnel_feed(tunnel *t, str *in, diag *d) {
         return proxy_wants(t->via, &t->head.head, d);
     if (status == 403) words = "does not allow a way to";
     if (status >= 500) words = "does not reach";
-    if (status < 200 || status > 299)
+    if (status / 100 != 2)
         return fail(d, MCP_CONNECTION_FAILED, "%s %s %s (HTTP %d)",
                     t->via->title, words, t->where, status);
     // An origin with TLS says nothing before we do, so this is the proxy.
@@ -8705,9 +8749,9 @@ struct http_pool {
 enum {
     HTTP_IN = 16 << 10,      // a read of framing, events and short bodies
     HTTP_DIRECT = 4 << 10,   // from here on a body is read into its own buffer
-    HTTP_FIRST = 256 << 10,  // of which that much is bought on a promise
-    HTTP_READS = 64,         // of one connection in one turn
-    HTTP_SLACK = 256         // of a request, beside what is counted
+    HTTP_FIRST = 256 << 10,  // most that an announced length alone allocates
+    HTTP_READS = 64,         // of one connection before others have a turn
+    HTTP_SLACK = 256         // of a request, for its fixed words
 };
 
 // A connection is a job: it is stepped for its descriptors and its deadline and
@@ -8761,7 +8805,7 @@ struct http_xchg {
     diag failed;
 };
 
-// Its connections are gone.
+// After its connections.
 static void origin_free(mcp *m, http_origin *o) {
     mem_text_free(&m->mem, o->key);
     mem_text_free(&m->mem, o->where);
@@ -8772,12 +8816,10 @@ static void origin_free(mcp *m, http_origin *o) {
 
 // Names for messages and for CONNECT. False: no memory.
 static bool origin_names(mcp *m, http_origin *o, const url *u) {
-    const char *open = memchr(u->host.ptr, ':', u->host.len) ? "[" : "";
     buf text;
 
     buf_init(&text, &m->mem, 2 * LIMIT_URL);
-    buf_fmt(&text, "%s%.*s%s:%u", open, MCP_ARG(u->host), *open ? "]" : "",
-            (unsigned)u->port);
+    route_host(&text, u);
     o->where = text.err ? NULL : mem_text(&m->mem, buf_str(&text));
     if (o->via && !o->via->bad) buf_fmt(&text, " through %s", o->via->title);
     o->title = text.err ? NULL : mem_text(&m->mem, buf_str(&text));
@@ -8874,7 +8916,7 @@ static const char *xchg_where(const http_xchg *x) {
     return x->conn->origin->title;
 }
 
-// The address is none for an exchange that must stay in public: say which.
+// Keep as the reason that the exchange is bound to public addresses.
 static void conn_refuse(mcp *m, http_conn *c, const os_addr *a) {
     buf ip;
 
@@ -9292,7 +9334,7 @@ static bool xchg_whole(http_xchg *x, ptrdiff_t how) {
 
     if (x->state != HTTP_BODY && x->state != HTTP_STREAM) return false;
     if (x->conn->io->why == MCP_OUT_OF_MEMORY) return false;
-    if (status < 200 || status > 299) return true;
+    if (status / 100 != 2) return true;
     return how == IO_END && http_framing_eof(&x->framing);
 }
 
@@ -9414,7 +9456,8 @@ static bool redirect_follow(mcp *m, http_xchg *x, const url *to) {
            xchg_connect(m, x, false, step);
 }
 
-// Counts it, too.
+// Counts the redirect, too. The status is judged first: with 301 to 303 a
+// client may turn POST into GET, which would ask for something else.
 static bool redirect_allowed(http_xchg *x, const url *to, int status) {
     if (status != 307 && status != 308) return false;
     if (++x->redirects > LIMIT_REDIRECTS) return false;
@@ -9436,7 +9479,7 @@ static bool xchg_redirect(mcp *m, http_xchg *x) {
     if (rc == MCP_OUT_OF_MEMORY) {
         fail(&x->failed, rc, NULL);
     } else if (rc) {
-        xchg_bad(x, "it redirects to what is no URL for us");
+        xchg_bad(x, "it redirects to no usable http or https URL");
     } else if (!redirect_allowed(x, &to, status)) {
         redirect_refuse(x, &to, status);
         url_free(&m->mem, &to);
@@ -9469,7 +9512,7 @@ static mcp_code xchg_room(http_xchg *x, bool good) {
 // status makes a stream; an error is a text, whatever it calls itself.
 static mcp_code xchg_head(http_xchg *x) {
     http_head *h = &x->head.head;
-    bool good = h->status >= 200 && h->status < 300;
+    bool good = h->status / 100 == 2;
 
     http_framing_init(&x->framing, h);
     job_wake(x->m, x->owner);
@@ -9494,7 +9537,7 @@ static mcp_code xchg_body(http_xchg *x, str data) {
     int status = x->head.head.status;
 
     assert(x->state == HTTP_BODY && x->body.len <= x->body.max);
-    if (data.len > room && (status < 200 || status > 299)) {
+    if (data.len > room && status / 100 != 2) {
         data.len = room;
         x->cut = true;
     }
@@ -9744,7 +9787,7 @@ static const diag *http_failure(const http_xchg *x) {
 
 // The proxy that got the request in the origin's place, for messages, as what
 // it answers may be its own; NULL: none, or one that saw only a tunnel.
-SPARE static const char *http_via(const http_xchg *x) {
+static const char *http_via(const http_xchg *x) {
     const proxy *via = x->origin->https ? NULL : x->origin->via;
     return via ? via->title : NULL;
 }
@@ -9755,8 +9798,9 @@ static bool http_sent(const http_xchg *x) {
 }
 
 // Is a site where only we, or our network, can reach it? One that has been seen
-// in public once is not, wherever its name leads now: else it could move inside
-// to be sent on from there. False too if it was never connected to.
+// in public once is not, wherever its name leads now: else it could point its
+// name to our network, name endpoints there, and have us ask them (DNS
+// rebinding). False too if it was never connected to.
 SPARE static bool http_is_private(mcp *m, const url *u) {
     const http_origin *o = origin_of(m, u);
     return o && o->met && !o->world;
@@ -9793,7 +9837,7 @@ static void http_retry(const http_xchg *x, int64_t *ms) {
     if (x->sse.retry_set) *ms = (int64_t)x->sse.retry;
 }
 
-// Somebody waits for it, or nobody any more.
+// Does somebody wait for it? Then its descriptors are polled first (section 6).
 static void http_hot(mcp *m, http_xchg *x, bool on) {
     http_conn *c = x->conn;
 
@@ -10716,13 +10760,14 @@ typedef struct strings {
     uint32_t n;
 } strings;
 
-// How a token is got (field oauthGrant).
-typedef enum oauth_grant {
+// How a token is got: field oauthGrant, a grant type of OAuth (RFC 6749 1.3).
+// What comes of one, a `grant`, is section 15's.
+typedef enum grant_kind {
     GRANT_CODE,        // a person signs in with a browser
     GRANT_CLIENT,      // client_credentials: the program is the user
     GRANT_JWT,         // an assertion of somebody else (RFC 7523)
     GRANT_ENTERPRISE   // an identity provider's token is exchanged for one
-} oauth_grant;
+} grant_kind;
 
 // Texts for signing in, as they are written (in server_config) or filled in (in
 // resolved). Those that may be a "!command" are NULL in `resolved` until
@@ -10749,7 +10794,7 @@ typedef struct server_config {  // as written, unresolved
     bool no_transport;           // bad, and nothing says which it would be
     char *command, *cwd, *url, *description;
     oauth_texts oauth;
-    oauth_grant grant;           // oauthGrant
+    grant_kind grant;           // oauthGrant
     bool dpop;                   // oauthDpop: tokens bound to a key of ours
     strings args, include, exclude, oauth_scopes;
     strings env, headers;  // name, value, name, value ...
@@ -10779,6 +10824,7 @@ typedef struct config {
 typedef enum field_kind {
     FIELD_TYPE,      // "stdio" or "http"; checked, then forgotten
     FIELD_TEXT,      // char *, not empty
+    FIELD_ID,        // char *, see config_id_ok()
     FIELD_LIST,      // strings
     FIELD_PAIRS,     // strings: name, value ...
     FIELD_FLAG,      // bool
@@ -10869,8 +10915,9 @@ static bool config_env_ok(const server_config *c) {
     return true;
 }
 
-// Looked at twice: as it is written, and with its variables filled in.
-static bool config_client_text_ok(str id) {
+// A client id or the like. Looked at twice: as it is written, and with its
+// variables filled in.
+static bool config_id_ok(str id) {
     size_t chars = 0;
     if (!str_trim(id).len) return false;
     for (size_t at = 0; at < id.len; chars++) {
@@ -10880,35 +10927,25 @@ static bool config_client_text_ok(str id) {
     return chars <= LIMIT_CLIENT_ID;
 }
 
-static bool config_client_ok(const server_config *c) {
-    return config_client_text_ok(str_of(c->oauth.client_id));
-}
-
-static bool config_idp_client_ok(const server_config *c) {
-    return config_client_text_ok(str_of(c->oauth.idp_client_id));
-}
-
-static bool config_key_id_ok(const server_config *c) {
-    return config_client_text_ok(str_of(c->oauth.key_id));
-}
-
 static bool config_token_auth_ok(const server_config *c) {
     str s = str_of(c->oauth.token_auth);
     return str_is(s, "basic") || str_is(s, "post") || str_is(s, "none");
 }
 
-// RFC 6749 section 3.3: 1*( %x21 / %x23-5B / %x5D-7E ).
+// RFC 6749 section 3.3: scope-token = 1*( %x21 / %x23-5B / %x5D-7E ).
+static bool scope_token_ok(str s) {
+    for (size_t i = 0; i < s.len; i++) {
+        char c = s.ptr[i];
+        if (c < 0x21 || c > 0x7E || c == '"' || c == '\\') return false;
+    }
+    return s.len && s.len <= LIMIT_SCOPE;
+}
+
 static bool config_scopes_ok(const server_config *c) {
     const strings *s = &c->oauth_scopes;
     if (!s->n || s->n > LIMIT_SCOPES) return false;
     for (uint32_t i = 0; i < s->n; i++) {
-        size_t len = strlen(s->list[i]);
-        if (!len || len > LIMIT_SCOPE) return false;
-        for (size_t k = 0; k < len; k++) {
-            char ch = s->list[i][k];
-            if (ch < 0x21 || ch > 0x7E || ch == '"' || ch == '\\')
-                return false;
-        }
+        if (!scope_token_ok(str_of(s->list[i]))) return false;
         for (uint32_t k = 0; k < i; k++)
             if (strcmp(s->list[k], s->list[i]) == 0) return false;
     }
@@ -10927,8 +10964,8 @@ static const field_def config_fields[] = {
      "must be an array of strings"},
     {"excludeTools", FIELD_LIST, SIDE_BOTH, AT(exclude), 0, 0, NULL,
      "must be an array of strings"},
-    {"oauthClientId", FIELD_TEXT, SIDE_HTTP, AT(oauth.client_id), 0, 0,
-     config_client_ok, config_id_must},
+    {"oauthClientId", FIELD_ID, SIDE_HTTP, AT(oauth.client_id), 0, 0, NULL,
+     config_id_must},
     {"oauthScopes", FIELD_LIST, SIDE_HTTP, AT(oauth_scopes), 0, 0,
      config_scopes_ok,
      "must be an array of 1 to 100 different scopes, each of 1 to 256 "
@@ -10942,8 +10979,8 @@ static const field_def config_fields[] = {
      NULL, config_text_must},
     {"oauthPrivateKey", FIELD_TEXT, SIDE_HTTP, AT(oauth.private_key), 0, 0,
      NULL, config_text_must},
-    {"oauthKeyId", FIELD_TEXT, SIDE_HTTP, AT(oauth.key_id), 0, 0,
-     config_key_id_ok, config_id_must},
+    {"oauthKeyId", FIELD_ID, SIDE_HTTP, AT(oauth.key_id), 0, 0, NULL,
+     config_id_must},
     {"oauthTokenAuth", FIELD_TEXT, SIDE_HTTP, AT(oauth.token_auth), 0, 0,
      config_token_auth_ok, "must be basic, post or none"},
     {"oauthIssuer", FIELD_TEXT, SIDE_HTTP, AT(oauth.issuer), 0, 0, NULL,
@@ -10954,8 +10991,8 @@ static const field_def config_fields[] = {
      config_text_must},
     {"oauthIdpTokenUrl", FIELD_TEXT, SIDE_HTTP, AT(oauth.idp_url), 0, 0, NULL,
      config_text_must},
-    {"oauthIdpClientId", FIELD_TEXT, SIDE_HTTP, AT(oauth.idp_client_id), 0, 0,
-     config_idp_client_ok, config_id_must},
+    {"oauthIdpClientId", FIELD_ID, SIDE_HTTP, AT(oauth.idp_client_id), 0, 0,
+     NULL, config_id_must},
     {"oauthIdpClientSecret", FIELD_TEXT, SIDE_HTTP,
      AT(oauth.idp_client_secret), 0, 0, NULL, config_text_must},
     {"oauthDpop", FIELD_FLAG, SIDE_HTTP, AT(dpop), 0, 0, NULL,
@@ -10985,7 +11022,7 @@ static const field_def config_fields[] = {
 
 #undef AT
 
-enum {  // sets of oauth_grant
+enum {  // sets of grant_kind
     FOR_CODE = 1 << GRANT_CODE,
     FOR_CLIENT = 1 << GRANT_CLIENT,
     FOR_JWT = 1 << GRANT_JWT,
@@ -10998,7 +11035,7 @@ enum {  // sets of oauth_grant
 typedef struct oauth_def {
     const char *field;
     size_t at;           // in oauth_texts
-    bool secret, place;  // place: it is a URL
+    bool secret, is_url;
     unsigned with;       // the grants that know it
     unsigned need;       // those that cannot do without it
     const char *beside;  // a field it is of no use without; NULL: none
@@ -11031,7 +11068,7 @@ static const oauth_def oauth_defs[] = {
 #undef AT
 
 // By the grants' numbers.
-static const char *const oauth_grants[] = {
+static const char *const grant_names[] = {
     "authorization_code", "client_credentials", "jwt_bearer", "enterprise"};
 
 // What other clients call a field that has another name here: a definition is
@@ -11102,10 +11139,10 @@ static bool config_protocol(mcp_json v, protocol_choice *out) {
     return true;
 }
 
-static bool config_grant(mcp_json v, oauth_grant *out) {
-    for (int i = 0; i < (int)COUNT(oauth_grants); i++) {
-        if (!str_is(mcp_view(v), oauth_grants[i])) continue;
-        *out = (oauth_grant)i;
+static bool config_grant(mcp_json v, grant_kind *out) {
+    for (int i = 0; i < (int)COUNT(grant_names); i++) {
+        if (!str_is(mcp_view(v), grant_names[i])) continue;
+        *out = (grant_kind)i;
         return true;
     }
     return false;
@@ -11116,6 +11153,7 @@ static bool config_grant(mcp_json v, oauth_grant *out) {
 static bool config_field(arena *a, server_config *c, const field_def *f,
                          mcp_json v) {
     void *to = (char *)c + f->at;
+    char *text;
     uint64_t n;
 
     switch (f->kind) {
@@ -11123,7 +11161,10 @@ static bool config_field(arena *a, server_config *c, const field_def *f,
         // Not kept: a server named with it and one without are the same.
         return str_is(mcp_view(v), "stdio") || str_is(mcp_view(v), "http");
     case FIELD_TEXT:
-        return (*(char **)to = config_text(a, v)) && **(char **)to;
+    case FIELD_ID:
+        *(char **)to = text = config_text(a, v);
+        if (f->kind == FIELD_ID) return text && config_id_ok(str_of(text));
+        return text && *text;
     case FIELD_LIST:
         return config_list(a, v, to);
     case FIELD_PAIRS:
@@ -11171,7 +11212,8 @@ static void config_unknown(config *c, server_config *s, const char *file,
     if (mcp_exists(json_get(def, S("oauth"))))
         config_bad(c, s, file,
                    "take out field \"oauth\": signing in to an HTTP server "
-                   "needs no setting");
+                   "mostly needs no setting, and has oauthClientId and the "
+                   "like where it does");
     for (mcp_json v = mcp_first(def); mcp_exists(v); v = mcp_next(v)) {
         char name[64];
         str key = utf8_cut(json_key(v), sizeof name);
@@ -11215,8 +11257,9 @@ static const oauth_def *oauth_named(const char *field) {
     return &oauth_defs[i];
 }
 
-// Which way of proving who the client is was meant must be plain: a secret that
-// is then not sent, or a key beside it, would be a riddle for whoever looks.
+// How the client is to prove who it is must be plain from the fields: a secret
+// that is never sent, or a key beside it, would leave the user to guess why the
+// server refuses us.
 static void config_oauth_client(config *c, server_config *s,
                                 const char *file) {
     const oauth_texts *t = &s->oauth;
@@ -11237,7 +11280,7 @@ static void config_oauth_client(config *c, server_config *s,
     if (s->grant != GRANT_CODE && s->oauth_callback_port)
         config_bad(c, s, file, "oauthCallbackPort does not go with oauthGrant "
                                "%s: no browser takes part",
-                   oauth_grants[s->grant]);
+                   grant_names[s->grant]);
 }
 
 // Which fields a grant wants, and which it would ignore.
@@ -11249,14 +11292,14 @@ static void config_oauth(config *c, server_config *s, const char *file) {
         const char *text = oauth_text(&s->oauth, f);
         if (!text && (f->need & grant))
             config_bad(c, s, file, "oauthGrant %s needs %s",
-                       oauth_grants[s->grant], f->field);
+                       grant_names[s->grant], f->field);
         if (!text) continue;
         if (!(f->with & grant))
             config_bad(c, s, file, "%s goes with oauthGrant %s only", f->field,
                        f->with == FOR_JWT ? "jwt_bearer" : "enterprise");
         if (f->beside && !oauth_text(&s->oauth, oauth_named(f->beside)))
             config_bad(c, s, file, "%s needs %s", f->field, f->beside);
-        if (f->place) config_check_url(c, s, file, f->field, text);
+        if (f->is_url) config_check_url(c, s, file, f->field, text);
     }
     config_oauth_client(c, s, file);
 }
@@ -11605,6 +11648,7 @@ static const char *config_os_cause(mcp *m, const char *path, os_result why) {
     switch (why) {
     case OS_ABSENT: return "there is no such file";
     case OS_DENIED: return "permission denied";
+    case OS_FULL: return "no space is left";
     case OS_TOO_BIG: return "it is larger than 4 MiB";
     case OS_NOT_RUNNABLE: return "it is a directory";
     default: break;
@@ -12103,17 +12147,7 @@ static mcp_code config_hide_decoded(mcp *m, str value, diag *d) {
     buf b;
 
     buf_init(&b, &m->mem, LIMIT_URL);
-    for (size_t i = 0; i < value.len; i++) {
-        bool hex = value.ptr[i] == '%' && i + 2 < value.len;
-        int high = hex ? hex_digit(value.ptr[i + 1]) : -1;
-        int low = hex ? hex_digit(value.ptr[i + 2]) : -1;
-        if (high >= 0 && low >= 0) {
-            buf_byte(&b, (char)(high * 16 + low));
-            i += 2;
-        } else {
-            buf_byte(&b, value.ptr[i] == '+' ? ' ' : value.ptr[i]);
-        }
-    }
+    buf_unpercent(&b, value, true);
     rc = b.err ? fail(d, b.err, NULL) : config_hide(m, buf_str(&b), d);
     buf_free(&b);
     return rc;
@@ -12286,17 +12320,16 @@ static void fill_secret(fill_work *f, const oauth_def *def,
     if (f->r->arena.err) f->rc = fail(f->d, f->r->arena.err, NULL);
 }
 
-// A URL of the sign-in, filled in.
-static void fill_place(fill_work *f, const char *field, const char *text) {
-    url u;
-    mcp_code rc = url_parse(&f->m->mem, str_of(text), &u);
+// A URL is judged as a whole, filled in: a variable could bring user and
+// password, which would go to places that are shown.
+static void fill_url(fill_work *f, const char *field, const char *text,
+                     url *out) {
+    mcp_code rc = f->rc ? f->rc : url_parse(&f->m->mem, str_of(text), out);
 
     if (rc == MCP_PROTOCOL_ERROR)
         fill_fail(f, field, "%s", config_url_must);
-    else if (rc)
+    else if (rc && !f->rc)
         f->rc = fail(f->d, rc, NULL);
-    else
-        url_free(&f->m->mem, &u);
 }
 
 // All that is written for signing in, but for what commands will print.
@@ -12309,14 +12342,16 @@ static void fill_oauth(fill_work *f) {
         const oauth_def *def = &oauth_defs[i];
         const char *text = oauth_text(from, def);
         char **to = oauth_at(&f->r->oauth, def);
+        url u = {0};
         if (!text) continue;
         if (def->secret) {
             fill_secret(f, def, text);
             continue;
         }
         *to = fill_text(f, def->field, text, 0);
-        if (!f->rc && def->place) fill_place(f, def->field, *to);
-        if (!f->rc && !def->place && !config_client_text_ok(str_of(*to)))
+        if (def->is_url) fill_url(f, def->field, *to, &u);
+        url_free(&f->m->mem, &u);
+        if (!f->rc && !def->is_url && !config_id_ok(str_of(*to)))
             fill_fail(f, def->field,
                       "is blank, too long or has control characters");
     }
@@ -12398,23 +12433,12 @@ static void fill_stdio(fill_work *f) {
         f->rc = resolved_environment(f->m, r, f->d);
 }
 
-// The URL is judged as a whole, filled in: a variable could bring user and
-// password, which would go to places that are shown.
 static void fill_http(fill_work *f) {
     const server_config *c = f->c;
     resolved *r = f->r;
-    char *text = fill_text(f, "url", c->url, 0);
-    mcp_code rc;
 
-    if (text) {
-        rc = url_parse(&f->m->mem, str_of(text), &r->url);
-        if (rc == MCP_PROTOCOL_ERROR)
-            fill_fail(f, "url", "%s", config_url_must);
-        else if (rc)
-            f->rc = fail(f->d, rc, NULL);
-        else
-            f->rc = config_hide_query(f->m, r->url.query, f->d);
-    }
+    fill_url(f, "url", fill_text(f, "url", c->url, 0), &r->url);
+    if (!f->rc) f->rc = config_hide_query(f->m, r->url.query, f->d);
     fill_pairs(f, true, &c->headers, &r->headers);
     fill_oauth(f);
 }
@@ -12429,19 +12453,22 @@ static void w_texts(mcp_writer *w, const char *key, const strings *s) {
 
 // A command stands as an object, so that "!x" run and "!x" meant literally are
 // not the same server.
+static void w_command(mcp_writer *w, const char *text) {
+    mcp_w_object(w);
+    w_pair(w, "command", str_of(text));
+    mcp_w_end(w);
+}
+
 static void w_values(mcp_writer *w, const char *key, const strings *now,
                      const strings *written) {
     w_key(w, str_of(key));
     mcp_w_object(w);
     for (uint32_t i = 0; i < now->n; i += 2) {
         w_key(w, str_of(now->list[i]));
-        if (fill_is_command(written->list[i + 1])) {
-            mcp_w_object(w);
-            w_pair(w, "command", str_of(now->list[i + 1]));
-            mcp_w_end(w);
-        } else {
+        if (fill_is_command(written->list[i + 1]))
+            w_command(w, now->list[i + 1]);
+        else
             w_string(w, str_of(now->list[i + 1]));
-        }
     }
     mcp_w_end(w);
 }
@@ -12461,9 +12488,7 @@ static void w_oauth(mcp_writer *w, const server_config *c, const resolved *r) {
     }
     for (uint32_t i = 0; i < todo->n; i += 2) {
         w_key(w, str_of(todo->list[i]));
-        mcp_w_object(w);
-        w_pair(w, "command", str_of(todo->list[i + 1]));
-        mcp_w_end(w);
+        w_command(w, todo->list[i + 1]);
     }
     mcp_w_end(w);
 }
@@ -12550,8 +12575,8 @@ static mcp_code config_resolve(mcp *m, const server_config *c, resolved **out,
 }
 
 // The secret commands of one connection attempt or one request for a token, one
-// after another under one deadline. A helper of section 13 runs each; it takes
-// words that are not const, so the shell's name has a place here.
+// after another under one deadline. A helper of section 13 runs each; argv is
+// not const by tradition, so the shell's name is kept here.
 typedef struct secret_run {
     mcp *m;
     resolved *r;
@@ -13373,7 +13398,6 @@ typedef struct grant {
 // All that is kept for one account.
 typedef struct record {
     arena arena;
-    mem *mem;
     char *url, *client_id;  // the account is for these; checked when read
     grant **grants;         // at most LIMIT_GRANTS
     uint32_t n;
@@ -13476,7 +13500,6 @@ static record *record_new(mcp *m, const char *site, const char *client_id) {
     record *r = mem_new(&m->mem, sizeof *r);
 
     if (!r) return NULL;
-    r->mem = &m->mem;
     arena_init(&r->arena, &m->mem, RECORD_ARENA);
     r->url = arena_text(&r->arena, str_of(site));
     if (client_id) r->client_id = arena_text(&r->arena, str_of(client_id));
@@ -13498,13 +13521,17 @@ static void record_make_room(record *r) {
     r->n--;
 }
 
-// The grant of an issuer; made if `make` says so (NULL then: no memory).
-static grant *record_grant(record *r, str issuer, bool make) {
-    grant *g;
-
+static grant *record_find(const record *r, str issuer) {
     for (uint32_t i = 0; i < r->n; i++)
         if (str_is(issuer, r->grants[i]->issuer)) return r->grants[i];
-    if (!make) return NULL;
+    return NULL;
+}
+
+// The grant of an issuer; made if `make` says so (NULL then: no memory).
+static grant *record_grant(record *r, str issuer, bool make) {
+    grant *g = record_find(r, issuer);
+
+    if (g || !make) return g;
     g = arena_new(&r->arena, sizeof *g);
     if (!g) return NULL;
     g->issuer = arena_text(&r->arena, issuer);
@@ -13517,10 +13544,7 @@ static grant *record_grant(record *r, str issuer, bool make) {
 // The grant whose tokens are in use, or NULL. There is one at a time: the
 // server says which issuer it trusts (RFC 9728 section 2).
 static grant *record_current(const record *r) {
-    for (uint32_t i = 0; r->current && i < r->n; i++)
-        if (str_is(str_of(r->current), r->grants[i]->issuer))
-            return r->grants[i];
-    return NULL;
+    return r->current ? record_find(r, str_of(r->current)) : NULL;
 }
 
 // Replace a text of a grant, or `current`: copies into the record's arena.
@@ -13659,7 +13683,7 @@ static bool grants_read(record *r, mcp_json list) {
         grant *g;
         if (!issuer.len || issuer.len > LIMIT_URL ||
             memchr(issuer.ptr, 0, issuer.len) ||
-            mcp_typeof(v) != MCP_OBJECT || record_grant(r, issuer, false))
+            mcp_typeof(v) != MCP_OBJECT || record_find(r, issuer))
             return false;
         g = record_grant(r, issuer, true);
         if (!g) return false;
@@ -13739,9 +13763,9 @@ static mcp_code record_read(mcp *m, const char *site, const char *client_id,
 //   part   1 to `parts`, of set "a" or "b"
 //
 // A new record goes into the set that is not in use; then the head is written,
-// which is the one moment when it counts; then the old set is removed. So a
-// reader without the lock sees the old record or the new one, or a digest that
-// does not agree: then it reads again.
+// and from that moment on the new record counts; then the old set is removed.
+// So a reader without the lock sees the old record or the new one, or a digest
+// that does not agree: then it reads again.
 //=============================================================================
 
 typedef enum store_kind {
@@ -13889,7 +13913,8 @@ static mcp_code host_run(vault *v, bool *was, diag *d) {
     int r = 0;
 
     if (!s->read || !s->write || !s->remove)
-        return fail(d, MCP_MISUSE, "mcp_options.store lacks a function");
+        return fail(d, MCP_MISUSE,
+                    "mcp_options.store lacks one of read, write and remove");
     if (v->goal == VAULT_TRY) return MCP_OK;
     if (v->goal == VAULT_WRITE) {
         r = s->write(s->user, v->account, v->text.ptr, v->text.len);
@@ -13906,10 +13931,13 @@ static mcp_code host_run(vault *v, bool *was, diag *d) {
     }
     if (r == 0) return MCP_OK;
     return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
-                "the program's own store for credentials failed");
+                "the store for credentials that the host brings "
+                "(mcp_options.store) failed");
 }
 
 #if USE_FILES
+
+enum { FILE_MARGIN = 8 << 10 };  // by which a record may grow at a refresh
 
 // A file of the account; its name is 64 hex digits and tells nothing.
 static bool vault_path(vault *v, buf *out, const char *suffix) {
@@ -13924,6 +13952,32 @@ static mcp_code vault_os_fail(vault *v, const char *path, const char *verb,
     if (why == OS_NO_MEMORY) return fail(d, MCP_OUT_OF_MEMORY, NULL);
     return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE, "%s cannot be %s: %s",
                 path, verb, config_os_cause(v->m, path, why));
+}
+
+// The directory: made if `make` says so. Who may write to it can put another's
+// record in the place of ours, and have our requests sent with his token.
+static mcp_code file_place(vault *v, bool make, diag *d) {
+    os *o = &v->m->os;
+    os_result r = make ? o->dir_make(o, v->dir, 0700) : OS_OK;
+    os_stat st;
+
+    if (r) return vault_os_fail(v, v->dir, "created", r, d);
+    if (!o->file_stat(o, v->dir, &st) && (st.mode & 022))
+        return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                    "others can write to %s (mode %04o); make it 0700", v->dir,
+                    (unsigned)st.mode);
+    return MCP_OK;
+}
+
+// Its own file and no link: what a link leads to would keep its tokens when
+// the link is removed.
+static mcp_code file_own(vault *v, const char *path, diag *d) {
+    os *o = &v->m->os;
+
+    if (o->file_link(o, path) != OS_OK) return MCP_OK;
+    return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
+                "%s is a symbolic link; credentials are kept in a plain file "
+                "only", path);
 }
 
 // A file that others may read was not left so by us, and what it holds is no
@@ -13947,23 +14001,51 @@ static mcp_code file_read(vault *v, const char *path, bool *was, diag *d) {
     return r ? vault_os_fail(v, path, "read", r, d) : MCP_OK;
 }
 
+// As much as is there, and some more: a disk that has no room for that would
+// not take the next record.
+static mcp_code file_try(vault *v, const char *path, diag *d) {
+    os *o = &v->m->os;
+    size_t n = FILE_MARGIN;
+    os_stat st;
+    os_result r;
+    buf name;
+
+    if (!o->file_stat(o, path, &st) && st.size < LIMIT_RECORD - FILE_MARGIN)
+        n += (size_t)st.size;
+    if (!vault_path(v, &name, ".try") || !buf_reserve(&v->text, n)) {
+        buf_free(&name);
+        return fail(d, MCP_OUT_OF_MEMORY, NULL);
+    }
+    memset(v->text.ptr, ' ', n);
+    if (v->locked) o->file_sweep(o, name.ptr);
+    r = o->file_replace(o, name.ptr, str_make(v->text.ptr, n), 0600, NULL,
+                        NULL);
+    if (!r) r = o->file_remove(o, name.ptr);
+    buf_free(&name);
+    return r ? vault_os_fail(v, path, "written", r, d) : MCP_OK;
+}
+
 // A crash at any moment leaves the old record or the new one: see
 // file_replace() in section 5.
 static mcp_code file_do(vault *v, const char *path, bool *was, diag *d) {
+    bool make = v->goal == VAULT_WRITE || v->goal == VAULT_TRY;
+    mcp_code rc = file_place(v, make, d);
     os *o = &v->m->os;
     os_result r;
 
+    if (!rc) rc = file_own(v, path, d);
+    if (rc) return rc;
     if (v->goal == VAULT_READ) return file_read(v, path, was, d);
+    // One that was killed while it wrote left tokens in a file of their own.
+    if (v->locked) o->file_sweep(o, path);
+    if (v->goal == VAULT_TRY) return file_try(v, path, d);
     if (v->goal == VAULT_REMOVE) {
         r = o->file_remove(o, path);
         *was = r == OS_OK;
         if (r == OS_ABSENT) return MCP_OK;
         return r ? vault_os_fail(v, path, "removed", r, d) : MCP_OK;
     }
-    r = o->dir_make(o, v->dir, 0700);
-    if (r) return vault_os_fail(v, v->dir, "created", r, d);
     r = o->file_replace(o, path, buf_str(&v->text), 0600, NULL, NULL);
-    if (!r && v->goal == VAULT_TRY) r = o->file_remove(o, path);
     return r ? vault_os_fail(v, path, "written", r, d) : MCP_OK;
 }
 
@@ -13975,10 +14057,8 @@ static mcp_code file_run(vault *v, bool *was, diag *d) {
         return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
                     "there is no directory for the file of credentials; set "
                     "HOME or MCP_CONFIG_DIR");
-    if (vault_path(v, &path, v->goal == VAULT_TRY ? ".try" : ".json"))
-        rc = file_do(v, path.ptr, was, d);
-    else
-        rc = fail(d, path.err, NULL);
+    if (vault_path(v, &path, ".json")) rc = file_do(v, path.ptr, was, d);
+    else rc = fail(d, path.err, NULL);
     buf_free(&path);
     return rc;
 }
@@ -13990,11 +14070,8 @@ static os_result file_lock(vault *v, diag *d, mcp_code *rc) {
     os_result r;
     buf path;
 
-    r = o->dir_make(o, v->dir, 0700);
-    if (r) {
-        *rc = vault_os_fail(v, v->dir, "created", r, d);
-        return r;
-    }
+    *rc = file_place(v, true, d);
+    if (*rc) return OS_FAILED;
     if (!vault_path(v, &path, ".lock")) r = OS_NO_MEMORY;
     else r = o->file_lock(o, path.ptr, &v->lock);
     if (r != OS_OK && r != OS_AGAIN)
@@ -14165,9 +14242,7 @@ static void chain_ask(vault *v, ring_command *c, str value) {
     case RING_CLEAR:
         chain_delete(v, c, r->old_set, r->old_parts);
         if (!r->cleared) return;
-        buf_add(in, S("delete-generic-password"));
-        chain_item(v, c, 0, 0);
-        break;
+        // fall through
     case RING_UNTRY:
         buf_add(in, S("delete-generic-password"));
         chain_item(v, c, 0, 0);
@@ -14184,7 +14259,9 @@ static void chain_ask(vault *v, ring_command *c, str value) {
     buf_byte(in, '\n');
 }
 
-// An item of 2,500 characters in hex, and a line that holds it.
+// 6,000 is well below what secret-tool cuts at. 1,250 bytes are 2,500 digits,
+// which fit the line of `security -i` together with the words around them; 44
+// is how it says errSecItemNotFound.
 static const ring_tool ring_tools[] = {
     {"secret-tool", 6000, false, 1, true, tool_ask},
     {"security", 1250, true, 44, false, chain_ask},
@@ -14205,7 +14282,7 @@ static str ring_piece(const vault *v, uint32_t at) {
 
 // End the program, or let go of one that has ended. What went through its
 // pipes was secret.
-static void ring_hush(ring *r, mcp *m) {
+static void ring_stop(ring *r, mcp *m) {
     helper *h = r->helper;
 
     if (!h) return;
@@ -14240,8 +14317,8 @@ static helper *ring_ask(vault *v) {
     return h;
 }
 
-// The program itself failed us.
-static mcp_code ring_mute(vault *v, mcp_code rc, diag *d) {
+// The program was not started, or did not come to an end.
+static mcp_code ring_lost(vault *v, mcp_code rc, diag *d) {
     const char *program = ring_tool_of(v)->program;
 
     if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
@@ -14251,7 +14328,8 @@ static mcp_code ring_mute(vault *v, mcp_code rc, diag *d) {
                     TIME_KEYRING / 1000, program);
     if (rc == MCP_LIMIT_EXCEEDED)
         return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
-                    "the keyring said too much (\"%s\")", program);
+                    "the keyring answered with more than %d bytes (\"%s\")",
+                    LIMIT_RECORD, program);
     return fail(d, MCP_CREDENTIAL_STORE_UNAVAILABLE,
                 "\"%s\", which reaches the keyring, is not in PATH or cannot "
                 "be started", program);
@@ -14296,7 +14374,7 @@ static mcp_code ring_parts(vault *v, str text, bool *damaged) {
     mcp_doc *doc;
     mcp_code rc = json_parse(&v->m->mem, text, &doc, NULL, NULL);
     mcp_json root = json_root(doc);
-    str set, digest;
+    str set = S(""), digest = S("");
 
     r->parts = 0;
     r->set = 0;
@@ -14478,8 +14556,8 @@ static mcp_code ring_run(vault *v, bool *was, diag *d) {
         }
         rc = helper_take(r->helper, &out, &status);
         if (rc == MCP_PENDING) return rc;
-        rc = rc ? ring_mute(v, rc, d) : ring_heard(v, out, status, d);
-        ring_hush(r, v->m);
+        rc = rc ? ring_lost(v, rc, d) : ring_heard(v, out, status, d);
+        ring_stop(r, v->m);
     }
     *was = r->found;
     return rc;
@@ -14487,7 +14565,7 @@ static mcp_code ring_run(vault *v, bool *was, diag *d) {
 
 // Ready for the next operation, in whatever state the last one was left.
 static void ring_reset(vault *v) {
-    ring_hush(&v->ring, v->m);
+    ring_stop(&v->ring, v->m);
     buf_free(&v->ring.head);
     memset(&v->ring, 0, sizeof v->ring);
     buf_init(&v->ring.head, &v->m->mem, RING_COMMAND);
@@ -14683,7 +14761,7 @@ static mcp_code vault_run(vault *v, vault_goal goal, bool *was, diag *d) {
 }
 
 // Each of these is called again until it is no longer PENDING; one at a time.
-// OK with *out NULL: nothing stored. A spoilt record is OPERATION_FAILED.
+// OK with *out NULL: nothing stored. A damaged record is OPERATION_FAILED.
 static mcp_code vault_read(vault *v, record **out, diag *d) {
     bool was;
     mcp_code rc = vault_run(v, VAULT_READ, &was, d);
@@ -14707,7 +14785,7 @@ static mcp_code vault_write(vault *v, const record *r, diag *d) {
     return rc;
 }
 
-// *was: there was one, spoilt or not.
+// *was: there was one, damaged or not.
 static mcp_code vault_remove(vault *v, bool *was, diag *d) {
     mcp_code rc = vault_run(v, VAULT_REMOVE, was, d);
 
@@ -14716,8 +14794,9 @@ static mcp_code vault_remove(vault *v, bool *was, diag *d) {
 }
 
 // Can it be written to? Asked before a person goes to the trouble of signing in
-// and when nothing is stored yet: that alone does not tell a locked keyring
-// from an open one. It may ask for its password now.
+// when nothing is stored yet: that alone does not tell a locked keyring from an
+// open one. And before a refresh token is spent, as the server will take the
+// next one only (RFC 6749 section 6), and that one must have a place.
 static mcp_code vault_try(vault *v, diag *d) {
     bool was;
     return vault_run(v, VAULT_TRY, &was, d);
@@ -14826,7 +14905,7 @@ static void vaults_free(mcp *m) {
 // The words of OAuth 2.1 as MCP uses it, without any I/O: challenges (RFC
 // 9110), the two metadata documents (RFC 9728, RFC 8414) and where they may
 // be, the authorization URL, the callback, registration (RFC 7591) and the
-// answers of a token endpoint (RFC 6749). The flows in 16e use them.
+// answers of a token endpoint (RFC 6749). The flows from 16d on use them.
 //
 // What may surprise:
 //
@@ -14849,10 +14928,16 @@ typedef enum auth_scheme {
     SCHEME_DPOP
 } auth_scheme;
 
+enum {
+    CHALLENGE_TEXT = LIMIT_HTTP_HEAD,
+    CALLBACK_PAIRS = 64,     // parameters of a callback
+    ERROR_CODE = 64,         // a code of RFC 6749 5.2, with its NUL
+    TOKEN_LIFE = 315360000   // s, ten years: nobody means more
+};
+
 // What WWW-Authenticate asks for; "" where something is absent.
 typedef struct challenge {
     auth_scheme scheme;  // the one that is followed
-    bool bearer, dpop;   // which ones were offered
     buf text;            // what the views point into
     str metadata, scope, error, description;
 } challenge;
@@ -14871,7 +14956,7 @@ typedef struct as_meta {
     mcp_doc *doc;
     str issuer;              // byte for byte
     str authorize, token, registration, revocation;  // only token is certain
-    mcp_json scopes, auth_methods, grants, dpop_algs;  // arrays, or missing
+    mcp_json scopes, auth_methods, dpop_algs;  // arrays, or missing
     bool s256;               // PKCE with S256
     bool s256_told;          // it says which methods it has
     bool document;           // takes the URL of a document as client id
@@ -14894,11 +14979,11 @@ typedef struct callback_answer {
 // RFC 6749 5.1.
 typedef struct token_answer {
     mcp_doc *doc;
-    str access, refresh, scope, issued_type;  // refresh and so on: or empty
-    bool has_scope;          // else it is what was asked for (5.1)
+    str access, refresh;     // refresh: or empty
+    str scope;               // empty: what was asked for (5.1)
     auth_scheme scheme;      // NONE: no access token (RFC 8693 2.2.1, "N_A")
     int64_t expires_in;      // seconds; 0: not told
-    char error[64];          // RFC 6749 5.2, only after MCP_OAUTH_FAILED
+    char error[ERROR_CODE];  // RFC 6749 5.2, only after MCP_OAUTH_FAILED
 } token_answer;
 
 // RFC 7591 3.2.1.
@@ -14908,12 +14993,6 @@ typedef struct registration_answer {
     const char *method;      // as client_auth_method(); NULL: not told
     int64_t secret_expires;  // Unix time; 0: never
 } registration_answer;
-
-enum {
-    CHALLENGE_TEXT = LIMIT_HTTP_HEAD,
-    CALLBACK_PAIRS = 64,     // parameters of a callback
-    TOKEN_LIFE = 315360000   // ten years: nobody means more
-};
 
 // Printable ASCII: VSCHAR of RFC 6749 appendix A, without the blank unless
 // `blank`. What goes into a header or is compared with care is of these.
@@ -14925,7 +15004,8 @@ static bool oauth_visible(str s, bool blank) {
     return true;
 }
 
-// One for which no clock tells where the first difference is.
+// In the same time wherever the first difference is: else somebody who can
+// send us callbacks could guess `state` byte by byte.
 static bool oauth_same(str a, str b) {
     uint8_t diff = 0;
 
@@ -14935,37 +15015,32 @@ static bool oauth_same(str a, str b) {
     return diff == 0;
 }
 
-// RFC 4648 section 5, without padding.
+// The alphabet of RFC 4648 section 5, without padding; z ends in a NUL that
+// may come earlier.
+static size_t base64_to_url(char *z) {
+    size_t n = 0;
+
+    for (; z[n] && z[n] != '='; n++) {
+        if (z[n] == '+') z[n] = '-';
+        if (z[n] == '/') z[n] = '_';
+    }
+    z[n] = 0;
+    return n;
+}
+
 static void buf_base64url(buf *out, str s) {
     size_t from = out->len;
 
     buf_base64(out, s);
-    if (out->err) return;
-    for (size_t i = from; i < out->len; i++) {
-        char *c = &out->ptr[i];
-        if (*c == '+') *c = '-';
-        else if (*c == '/') *c = '_';
-    }
-    while (out->len > from && out->ptr[out->len - 1] == '=') out->len--;
-    if (out->ptr) out->ptr[out->len] = 0;
+    if (out->len > from) out->len = from + base64_to_url(out->ptr + from);
 }
 
-// The same of 32 bytes, which are 43 characters.
+// Of 32 bytes, which are 43 characters.
 static void base64url_32(char out[44], const uint8_t bytes[32]) {
-    char text[BASE64_LEN(32)];
+    char text[BASE64_LEN(32) + 1];
 
-    base64_encode(text, str_make((const char *)bytes, 32));
-    for (int i = 0; i < 43; i++)
-        out[i] = text[i] == '+' ? '-' : text[i] == '/' ? '_' : text[i];
-    out[43] = 0;
-}
-
-static void sha256_of(uint8_t out[32], str s) {
-    br_sha256_context c;
-
-    br_sha256_init(&c);
-    br_sha256_update(&c, s.ptr, s.len);
-    br_sha256_out(&c, out);
+    text[base64_encode(text, str_make((const char *)bytes, 32))] = 0;
+    memcpy(out, text, base64_to_url(text) + 1);
 }
 
 // Blanks and commas between the parts of a challenge.
@@ -14974,11 +15049,14 @@ static str challenge_blank(str s) {
     return s;
 }
 
-static str challenge_token(str *s) {
+// A token (RFC 9110 5.6.2), in which some more characters may stand.
+static str challenge_token(str *s, const char *more) {
     size_t n = 0;
     str token;
 
-    while (n < s->len && header_name_ok(str_make(s->ptr + n, 1))) n++;
+    while (n < s->len && (header_name_ok(str_make(s->ptr + n, 1)) ||
+                          http_one_of(s->ptr[n], more)))
+        n++;
     token = str_head(*s, n);
     *s = str_skip(*s, n);
     return token;
@@ -15009,7 +15087,7 @@ static str challenge_next(str s) {
     return s;
 }
 
-// The value behind "name =". False: there is none, as in "Basic dTpwdw==".
+// The value behind "name =". False: there is none, as in "Basic dTpwdw=".
 static bool challenge_value(challenge *c, str *s, str *out) {
     *s = str_trim(*s);
     if (s->len && *s->ptr == '"') {
@@ -15018,19 +15096,19 @@ static bool challenge_value(challenge *c, str *s, str *out) {
         *s = str_make(NULL, 0);  // where it was meant to end nobody knows
         return false;
     }
-    *out = challenge_token(s);
+    // Servers write URLs without quotes, too, though none is a token.
+    *out = challenge_token(s, ":/?=&;@[]");
     return out->len > 0;
 }
 
-// A challenge begins: is it the one to follow? DPoP goes before Bearer, the
-// first of a kind before others. False: its parameters do not matter.
+// A challenge begins: is it the one to follow? DPoP (RFC 9449 7.1) goes before
+// Bearer (RFC 6750 3), as a token bound to a key is of no use to a thief; of
+// one kind the first counts. False: its parameters do not matter.
 static bool challenge_begin(challenge *c, str scheme) {
     auth_scheme kind = str_eq_nocase(scheme, S("DPoP"))     ? SCHEME_DPOP
                        : str_eq_nocase(scheme, S("Bearer")) ? SCHEME_BEARER
                                                             : SCHEME_NONE;
 
-    if (kind == SCHEME_DPOP) c->dpop = true;
-    if (kind == SCHEME_BEARER) c->bearer = true;
     if (kind <= c->scheme) return false;
     c->scheme = kind;
     c->metadata = c->scope = c->error = c->description = S("");
@@ -15055,13 +15133,15 @@ static void challenge_set(challenge *c, str name, str value) {
 // One header line: a list of challenges, each with a token68 or parameters,
 // and the same comma between both (RFC 9110 11.6.1). A name followed by '='
 // is a parameter, any other begins a challenge. What is malformed is stepped
-// over, so that it hides no good one behind it.
+// over, so that it hides no good one behind it. `ours`: the parameters are of
+// the challenge to follow; `fresh`: its name was the last thing read, so that
+// a token68 may come.
 static void challenge_line(challenge *c, str line) {
     bool ours = false, fresh = false;
     str s = line, name, value, rest;
 
     while ((s = challenge_blank(s)).len) {
-        name = challenge_token(&s);
+        name = challenge_token(&s, "");
         rest = str_trim(s);
         if (!name.len) {
             s = challenge_next(s);
@@ -15113,12 +15193,6 @@ static mcp_code challenge_parse(mem *m, const http_head *h, challenge *out) {
     return MCP_OK;
 }
 
-// RFC 6749 appendix A.4.
-static bool scope_ok(str s) {
-    if (!s.len || s.len > LIMIT_SCOPE || !oauth_visible(s, false)) return false;
-    return !memchr(s.ptr, '"', s.len) && !memchr(s.ptr, '\\', s.len);
-}
-
 // Take the next scope out of a blank-separated list; tabs and the like are
 // taken for blanks. False: no more.
 static bool scope_next(str *list, str *out) {
@@ -15131,7 +15205,9 @@ static bool scope_next(str *list, str *out) {
     return n > 0;
 }
 
-// Behind as many as a set may have it is not looked for: both may be a peer's.
+// A scope is compared as it is, in upper and lower case (RFC 6749 3.3). No more
+// of a set is read than one may have: both may be a peer's, and this is run for
+// each scope of the other.
 static bool scope_in(str set, str one) {
     str each;
 
@@ -15164,7 +15240,7 @@ static mcp_code scope_add(buf *set, str more) {
     str each;
 
     while (scope_next(&more, &each) && !set->err) {
-        if (!scope_ok(each) || scope_in(buf_str(set), each)) continue;
+        if (!scope_token_ok(each) || scope_in(buf_str(set), each)) continue;
         if (++n > LIMIT_SCOPES) return MCP_LIMIT_EXCEEDED;
         if (set->len) buf_byte(set, ' ');
         buf_add(set, each);
@@ -15172,12 +15248,13 @@ static mcp_code scope_add(buf *set, str more) {
     return set->err;
 }
 
-// The same from an array of metadata.
+// The same from an array of metadata. A string with a blank in it is no scope,
+// and not two.
 static mcp_code scope_add_all(buf *set, mcp_json list) {
     mcp_code rc = set->err;
 
     for (mcp_json v = mcp_first(list); mcp_exists(v) && !rc; v = mcp_next(v))
-        if (mcp_typeof(v) == MCP_STRING && scope_ok(mcp_view(v)))
+        if (mcp_typeof(v) == MCP_STRING && scope_token_ok(mcp_view(v)))
             rc = scope_add(set, mcp_view(v));
     return rc;
 }
@@ -15209,23 +15286,21 @@ static str place_path(str path) {
 // and then the root's (RFC 9728 3.1). A slash at the end of the path is tried
 // both ways, as servers differ (fr.76).
 static bool prm_place(buf *out, const url *site, str told, int i) {
-    str paths[3] = {site->path, place_path(site->path), S("")};
-    int at = 0;
+    str paths[3], path = place_path(site->path);
+    int n = 0;
 
     if (told.len) {
         if (i == 0) buf_add(out, told);
         return i == 0;
     }
-    if (paths[1].len == 0) at = 2;  // at the root all are one
-    for (; at < 3; at++) {
-        if (at == 1 && paths[0].len == paths[1].len) continue;
-        if (i-- == 0) break;
-    }
-    if (at == 3) return false;
+    if (path.len) paths[n++] = site->path;
+    if (path.len && path.len < site->path.len) paths[n++] = path;
+    paths[n++] = S("");
+    if (i >= n) return false;
     url_origin(out, site);
     buf_add(out, S("/.well-known/oauth-protected-resource"));
-    buf_add(out, paths[at]);
-    if (at < 2 && site->query.ptr) {
+    buf_add(out, paths[i]);
+    if (i < n - 1 && site->query.ptr) {
         buf_byte(out, '?');
         buf_add(out, site->query);
     }
@@ -15248,22 +15323,9 @@ static bool issuer_place(buf *out, const url *issuer, int i) {
     return true;
 }
 
-// Is it this machine, under a name that says so without being looked up?
-static bool url_is_loopback(const url *u) {
-    uint16_t six[8];
-    uint8_t ip[4];
-
-    if (url_ip4(u->host, ip)) return ip[0] == 127;
-    if (!u->literal) return str_is(u->host, "localhost");
-    if (!url_ip6(u->host, six)) return false;
-    for (int i = 0; i < 7; i++)
-        if (six[i]) return false;
-    return six[7] == 1;
-}
-
 // May a secret go there? https, or plain http to this machine if that is ok.
 static bool endpoint_ok(const url *u, bool loopback_ok) {
-    return u->https || (loopback_ok && url_is_loopback(u));
+    return u->https || (loopback_ok && url_loopback(u));
 }
 
 // A member that must be an http or https URL if it is there. False: it is
@@ -15354,8 +15416,8 @@ static mcp_code prm_check(mem *m, const url *site, prm *p, diag *d) {
     return MCP_OAUTH_FAILED;
 }
 
-// Which issuers come into question is the caller's to say; there is at least
-// one string.
+// RFC 9728 section 2. Which of its issuers is taken is the caller's to say;
+// there is at least one string.
 static mcp_code prm_parse(mem *m, const url *site, str body, prm *out,
                           diag *d) {
     mcp_json root, list;
@@ -15377,14 +15439,14 @@ static mcp_code prm_parse(mem *m, const url *site, str body, prm *out,
     return rc;
 }
 
-// The parts that are no check.
+// What is taken without a check (RFC 8414 2, RFC 9449 5.1, RFC 9207 3). Absent
+// is not empty: 2025-03-26 let a server with PKCE say nothing of it.
 static void as_fill(as_meta *a, mcp_json root) {
     mcp_json pkce = meta_list(root, "code_challenge_methods_supported");
 
     a->issuer = mcp_view(json_opt(root, S("issuer")));
     a->scopes = meta_list(root, "scopes_supported");
     a->auth_methods = meta_list(root, "token_endpoint_auth_methods_supported");
-    a->grants = meta_list(root, "grant_types_supported");
     a->dpop_algs = meta_list(root, "dpop_signing_alg_values_supported");
     a->s256_told = mcp_exists(pkce);
     a->s256 = list_has(pkce, S("S256"));
@@ -15477,8 +15539,9 @@ static mcp_code as_fallback(mem *m, const url *site, as_meta *out, diag *d) {
     return rc;
 }
 
-// One pair of application/x-www-form-urlencoded. A value with a NULL pointer
-// is left out.
+// One pair of application/x-www-form-urlencoded (RFC 6749 appendix B). A blank
+// goes out as "%20", which every reader understands, and not as '+'. A value
+// with a NULL pointer is left out.
 static void form_pair(buf *out, const char *name, str value) {
     if (!value.ptr) return;
     if (out->len) buf_byte(out, '&');
@@ -15538,25 +15601,13 @@ static void authorize_url(buf *out, const authorize_ask *q) {
     buf_free(&form);
 }
 
-// Undo the encoding of a form into `out`, which has room. False: a '%' without
-// two digits.
+// Decode into `out`, which has room. False: a '%' without two digits.
 static bool form_decode(buf *out, str s, str *value) {
     size_t from = out->len;
+    bool ok = buf_unpercent(out, s, true);
 
-    for (size_t i = 0; i < s.len; i++) {
-        char c = s.ptr[i];
-        if (c == '+') c = ' ';
-        if (c == '%') {
-            int high = s.len - i > 2 ? hex_digit(s.ptr[i + 1]) : -1;
-            int low = high < 0 ? -1 : hex_digit(s.ptr[i + 2]);
-            if (low < 0) return false;
-            c = (char)(high << 4 | low);
-            i += 2;
-        }
-        buf_byte(out, c);
-    }
-    *value = str_make(out->ptr + from, out->len - from);
-    return true;
+    *value = str_skip(buf_str(out), from);
+    return ok;
 }
 
 typedef struct callback_pairs {
@@ -15625,7 +15676,7 @@ static mcp_code callback_place(mem *m, str given, str redirect, str *query,
     return rc;
 }
 
-// What is left to ask of the parameters; NULL: nothing.
+// What is wrong with the parameters, or NULL.
 static const char *callback_judge(const callback_pairs *p, str state,
                                   callback_answer *out) {
     bool has_state, has_code, has_error, has;
@@ -15641,7 +15692,7 @@ static const char *callback_judge(const callback_pairs *p, str state,
         return "has neither a code nor an error, or both";
     if (!oauth_visible(out->code, true) || !oauth_visible(out->error, true) ||
         !oauth_visible(out->iss, true))
-        return "holds bytes that cannot be";
+        return "holds bytes that are not allowed in it";
     return NULL;
 }
 
@@ -15736,12 +15787,12 @@ static void client_auth_basic(buf *headers, str id, str secret) {
 // The answer of an endpoint is a refusal, or nothing we understand. The words
 // of the other side go below the first line.
 static mcp_code answer_fail(const char *endpoint, int status, mcp_json root,
-                            char error[64], diag *d) {
+                            char error[ERROR_CODE], diag *d) {
     str code = mcp_view(json_opt(root, S("error")));
     str text = mcp_view(json_opt(root, S("error_description")));
 
-    if (code.len && code.len < 64 && oauth_visible(code, false)) {
-        snprintf(error, 64, "%.*s", MCP_ARG(code));
+    if (code.len && code.len < ERROR_CODE && oauth_visible(code, false)) {
+        snprintf(error, ERROR_CODE, "%.*s", MCP_ARG(code));
         fail(d, MCP_OAUTH_FAILED, "the %s endpoint refused: %s", endpoint,
              error);
     } else {
@@ -15756,8 +15807,9 @@ static mcp_code answer_fail(const char *endpoint, int status, mcp_json root,
     return MCP_OAUTH_FAILED;
 }
 
-// Seconds as a number or, as some servers have it, in quotes. What makes
-// no sense is as good as not told: the server will say 401.
+// expires_in (RFC 6749 5.1): seconds as a number or, as some servers have it,
+// in quotes. What makes no sense is as good as not told: the server will say
+// 401 when the time has come.
 static int64_t token_life(mcp_json v) {
     uint64_t n = 0;
     str text = mcp_view(v);
@@ -15770,15 +15822,18 @@ static int64_t token_life(mcp_json v) {
 static void token_free(token_answer *t) {
     json_wipe(t->doc);
     t->doc = NULL;
-    t->access = t->refresh = t->scope = t->issued_type = S("");
+    t->access = t->refresh = t->scope = S("");
 }
 
 // What must hold of a token: it goes into a header, and it is used in a way
 // that we know.
-static mcp_code token_check(token_answer *t, str type, diag *d) {
+static mcp_code token_check(token_answer *t, mcp_json root, diag *d) {
+    str type = mcp_view(json_opt(root, S("token_type")));
+    str issued = mcp_view(json_opt(root, S("issued_token_type")));
+
     if (str_eq_nocase(type, S("Bearer"))) t->scheme = SCHEME_BEARER;
     else if (str_eq_nocase(type, S("DPoP"))) t->scheme = SCHEME_DPOP;
-    else if (!str_eq_nocase(type, S("N_A")) || !t->issued_type.len)
+    else if (!str_eq_nocase(type, S("N_A")) || !issued.len)
         return fail(d, MCP_OAUTH_FAILED,
                     "the token is of a type that this client cannot use");
     if (t->access.len > LIMIT_TOKEN || t->refresh.len > LIMIT_TOKEN)
@@ -15800,25 +15855,25 @@ static mcp_code token_parse(mem *m, int status, str body, token_answer *out,
     memset(out, 0, sizeof *out);
     rc = json_parse(m, body, &out->doc, NULL, NULL);
     if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
-    root = rc ? json_at(NULL, 0) : json_root(out->doc);
+    root = json_root(out->doc);
     out->access = mcp_view(json_opt(root, S("access_token")));
     out->refresh = mcp_view(json_opt(root, S("refresh_token")));
     out->scope = mcp_view(json_opt(root, S("scope")));
     // One that cannot be stored is as good as not told.
     if (out->scope.len > RECORD_SCOPE || !oauth_visible(out->scope, true))
         out->scope = S("");
-    out->has_scope = out->scope.len > 0;
-    out->issued_type = mcp_view(json_opt(root, S("issued_token_type")));
     out->expires_in = token_life(json_opt(root, S("expires_in")));
     if (status / 100 != 2 || !out->access.len)
         rc = answer_fail("token", status, root, out->error, d);
     else
-        rc = token_check(out, mcp_view(json_opt(root, S("token_type"))), d);
+        rc = token_check(out, root, d);
     if (rc) token_free(out);
     return rc;
 }
 
-// What to register as. A server that has no "none" is asked for what it has.
+// What to register as. A program on a user's machine keeps no secret (RFC 8252
+// 8.5), so "none" is right; a server that has no "none" is asked for what it
+// has.
 static const char *registration_method(mcp_json supported) {
     if (!mcp_exists(mcp_first(supported)) || list_has(supported, S("none")))
         return "none";
@@ -15887,14 +15942,14 @@ static mcp_code registration_check(registration_answer *r, mcp_json root,
 
 static mcp_code registration_parse(mem *m, int status, str body,
                                    registration_answer *out, diag *d) {
-    char error[64] = "";
+    char error[ERROR_CODE] = "";
     mcp_json root;
     mcp_code rc;
 
     memset(out, 0, sizeof *out);
     rc = json_parse(m, body, &out->doc, NULL, NULL);
     if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
-    root = rc ? json_at(NULL, 0) : json_root(out->doc);
+    root = json_root(out->doc);
     out->id = mcp_view(json_opt(root, S("client_id")));
     out->secret = mcp_view(json_opt(root, S("client_secret")));
     if (status / 100 != 2 || !out->id.len)
@@ -15925,8 +15980,8 @@ typedef struct key_pair {
 } key_pair;
 
 enum {
-    KEY_TRIES = 8,
-    KEY_JWT = 64 << 10  // header and claims; a nonce is a header's length
+    KEY_TRIES = 8,      // draws; see key_make()
+    KEY_JWT = 64 << 10  // header or claims; a nonce may be as long as a header
 };
 
 // The public part of d; BearSSL multiplies in constant time. False: d is no key
@@ -16074,12 +16129,32 @@ static mcp_code jwt_sign(buf *out, const key_pair *k, str header_json,
     return out->err;
 }
 
-// Sign what two writers hold, and be done with them. Their first error counts,
-// as everywhere.
+// What all of ours begin with; `jti` lets the server refuse one that comes
+// twice. False: the system has no random numbers.
+static bool jwt_begin(mcp *m, mcp_writer *header, mcp_writer *claims,
+                      str type) {
+    char jti[44];
+
+    if (!random_text(m, jti)) return false;
+    w_init(header, &m->mem, KEY_JWT);
+    w_init(claims, &m->mem, KEY_JWT);
+    mcp_w_object(header);
+    w_pair(header, "typ", type);
+    w_pair(header, "alg", S("ES256"));
+    mcp_w_object(claims);
+    w_pair(claims, "jti", str_of(jti));
+    return true;
+}
+
+// Sign what the two writers hold, and free them. Their first error counts, as
+// everywhere.
 static mcp_code jwt_finish(buf *out, const key_pair *k, mcp_writer *header,
                            mcp_writer *claims) {
-    mcp_code rc = w_err(header) ? w_err(header) : w_err(claims);
+    mcp_code rc;
 
+    mcp_w_end(header);
+    mcp_w_end(claims);
+    rc = w_err(header) ? w_err(header) : w_err(claims);
     if (!rc) rc = jwt_sign(out, k, w_str(header), w_str(claims));
     w_free(header);
     w_free(claims);
@@ -16093,56 +16168,39 @@ static mcp_code client_assertion(mcp *m, buf *out, const key_pair *k,
                                  const char *kid, str client_id, str audience,
                                  int64_t now) {
     mcp_writer header, claims;
-    char jti[44];
 
-    if (!random_text(m, jti)) return MCP_OPERATION_FAILED;
-    w_init(&header, &m->mem, KEY_JWT);
-    w_init(&claims, &m->mem, KEY_JWT);
-    mcp_w_object(&header);
-    w_pair(&header, "alg", S("ES256"));
-    w_pair(&header, "typ", S("JWT"));
+    if (!jwt_begin(m, &header, &claims, S("JWT"))) return MCP_OPERATION_FAILED;
     if (kid && *kid) w_pair(&header, "kid", str_of(kid));
-    mcp_w_end(&header);
-    mcp_w_object(&claims);
     w_pair(&claims, "iss", client_id);
     w_pair(&claims, "sub", client_id);
     w_pair(&claims, "aud", audience);
-    w_pair(&claims, "jti", str_of(jti));
     w_pair_int(&claims, "iat", now);
     w_pair_int(&claims, "exp", now + ASSERTION_LIFE_S);
-    mcp_w_end(&claims);
     return jwt_finish(out, k, &header, &claims);
 }
 
-// The proof for one request (RFC 9449 4.2): `htu` has neither query nor
-// fragment. `nonce` and `access` (then its hash goes in) may be empty.
+// The proof for one request (RFC 9449 4.2); `htu` has neither query nor
+// fragment. `nonce` and `access` may be empty; of an access token the hash goes
+// in, so that the proof is good for no other.
 static mcp_code dpop_proof(mcp *m, buf *out, const key_pair *k, str method,
                            const url *u, str nonce, str access, int64_t now) {
     mcp_writer header, claims;
-    char jti[44], ath[44];
+    char ath[44];
     buf text;
 
-    if (!random_text(m, jti)) return MCP_OPERATION_FAILED;
-    w_init(&header, &m->mem, KEY_JWT);
-    w_init(&claims, &m->mem, KEY_JWT);
+    if (!jwt_begin(m, &header, &claims, S("dpop+jwt")))
+        return MCP_OPERATION_FAILED;
     buf_init(&text, &m->mem, KEY_JWT);
-    mcp_w_object(&header);
-    w_pair(&header, "typ", S("dpop+jwt"));
-    w_pair(&header, "alg", S("ES256"));
     key_jwk(&text, k);
     w_pair_raw(&header, "jwk", buf_str(&text));
-    mcp_w_end(&header);
     buf_clear(&text);
     url_show(&text, u);
-    mcp_w_object(&claims);
-    w_pair(&claims, "jti", str_of(jti));
     w_pair(&claims, "htm", method);
     w_pair(&claims, "htu", buf_str(&text));
     w_pair_int(&claims, "iat", now);
     pkce_challenge(access, ath);  // the same hash and form
     if (access.len) w_pair(&claims, "ath", str_of(ath));
     if (nonce.len) w_pair(&claims, "nonce", nonce);
-    mcp_w_end(&claims);
     if (text.err && !claims.b.err) claims.b.err = text.err;
     buf_free(&text);
     return jwt_finish(out, k, &header, &claims);
@@ -16199,8 +16257,9 @@ struct callback {
     callback_conn conns[LIMIT_CALLBACK_CONNS];
 };
 
-// One page, three texts. Styles stand in the page as its policy allows nothing
-// else; `%s` is our name.
+// What the person's browser is shown: one page with three texts, of which the
+// last goes on behind our name. Styles stand in the page, as its policy allows
+// nothing else.
 typedef struct callback_page {
     const char *status, *title, *text;
 } callback_page;
@@ -16231,6 +16290,9 @@ static void page_escape(buf *out, str s) {
     }
 }
 
+// The address of the page holds the code: it goes into no cache and, by
+// Referrer-Policy, to no other site (RFC 9700 4.2.4); no frame may show it, and
+// no script runs in it.
 static void page_write(buf *out, const callback_page *page, const char *name) {
     buf body;
 
@@ -16381,6 +16443,8 @@ static bool caller_write(callback_conn *k) {
     return true;
 }
 
+// Read a head, answer it once, write the page, then wait for the other side to
+// close. Each of these may take many turns, and one timer ends all of them.
 static void caller_step(mcp *m, job *j) {
     callback_conn *k = (callback_conn *)j;
     const callback_page *page;
@@ -16495,15 +16559,10 @@ static void callback_step(mcp *m, job *j) {
 }
 
 // One address to listen on. Loopback is all that ever comes here.
-static mcp_code callback_listen(callback *c, watch *w, int family,
-                                const uint8_t *ip) {
-    os_addr a;
+static mcp_code callback_listen(callback *c, watch *w, os_addr a) {
     os_fd fd;
     mcp *m = c->m;
 
-    memset(&a, 0, sizeof a);
-    a.family = family;
-    memcpy(a.ip, ip, family == 4 ? 4 : 16);
     a.port = c->redirect_url.port;
     if (m->os.listen(&m->os, &a, &fd)) return MCP_CALLBACK_UNAVAILABLE;
     if (!watch_add(m, w, fd, MCP_READABLE, &c->job)) {
@@ -16517,16 +16576,16 @@ static mcp_code callback_listen(callback *c, watch *w, int family,
 // "localhost" is whichever of the two a browser takes first; one that the
 // machine does not have is no loss.
 static mcp_code callback_bind(callback *c) {
-    static const uint8_t six[16] = {[15] = 1};
-    uint8_t four[4] = {127, 0, 0, 1};
+    static const os_addr four = {4, {127, 0, 0, 1}, 0, 0};
+    static const os_addr six = {6, {[15] = 1}, 0, 0};
     const url *u = &c->redirect_url;
     mcp_code rc;
+    os_addr a;
 
-    if (u->https || !url_is_loopback(u)) return MCP_CALLBACK_UNAVAILABLE;
-    if (url_ip4(u->host, four)) return callback_listen(c, &c->on[0], 4, four);
-    if (u->literal) return callback_listen(c, &c->on[0], 6, six);
-    rc = callback_listen(c, &c->on[0], 4, four);
-    if (!rc && callback_listen(c, &c->on[1], 6, six) == MCP_OUT_OF_MEMORY)
+    if (u->https || !url_loopback(u)) return MCP_CALLBACK_UNAVAILABLE;
+    if (url_addr(u, &a)) return callback_listen(c, &c->on[0], a);
+    rc = callback_listen(c, &c->on[0], four);
+    if (!rc && callback_listen(c, &c->on[1], six) == MCP_OUT_OF_MEMORY)
         rc = MCP_OUT_OF_MEMORY;
     return rc;
 }
@@ -16564,7 +16623,8 @@ static callback *callback_open(mcp *m, str redirect, str state, job *owner,
     }
     if (rc == MCP_OUT_OF_MEMORY) fail(d, rc, NULL);
     else
-        fail(d, MCP_CALLBACK_UNAVAILABLE, "no listener at port %u",
+        fail(d, MCP_CALLBACK_UNAVAILABLE,
+             "port %u of this machine cannot be listened at",
              (unsigned)c->redirect_url.port);
     callback_destroy(c);
     return NULL;
@@ -16683,10 +16743,14 @@ static mcp_code browser_next(opener *b) {
 static void browser_destroy(opener *b) {
     mcp *m = b->m;
     opener **p = &m->browsers;
+    int status;
 
     while (*p && *p != b) p = &(*p)->next;
     if (*p) *p = b->next;
     job_end(m, &b->job);
+    // One that has just ended is reaped with the handle or not at all.
+    if (b->pid && m->os.exited(&m->os, b->pid, &status))
+        m->os.reap(&m->os, b->pid);
     buf_wipe(&b->address);
     buf_free(&b->tried);
     mem_free(&m->mem, b, sizeof *b);
@@ -16760,7 +16824,8 @@ static opener *browser_open(mcp *m, str address, job *owner, diag *d) {
     return b;
 }
 
-// PENDING, OK (it did not say within 5 s that it failed), OPERATION_FAILED.
+// PENDING, OK (it did not fail within TIME_BROWSER), OPERATION_FAILED. No
+// program tells whether a person sees the page, so the host hears the URL too.
 static mcp_code browser_take(const opener *b) {
     return b->code;
 }
@@ -16834,19 +16899,38 @@ static mcp_code fail_from(diag *d, const diag *from) {
     return d->code;
 }
 
+// Something on the way is too large: which, and how large it may be.
+static mcp_code fail_room(diag *d, mcp_code rc, const char *what, size_t most) {
+    if (rc != MCP_LIMIT_EXCEEDED) return fail(d, rc, NULL);
+    return fail(d, rc, "%s: more than %zu", what, most);
+}
+
+// In the place of what was there, its failure included. False: no memory, or
+// too large.
+static bool buf_set(buf *b, str text) {
+    buf_free(b);
+    buf_add(b, text);
+    return !b->err;
+}
+
 // Is the MCP server itself where only we, or our network, can reach it? Then
 // those who sign us in may be there as well.
 static bool errand_private(const errand *e) {
     os_addr ip;
-    char host[LIMIT_HOST + 1];
 
-    if (e->inner || url_is_loopback(e->site) ||
-        http_is_private(e->m, e->site))
+    if (e->inner || url_loopback(e->site) || http_is_private(e->m, e->site))
         return true;
-    if (!e->site->literal || e->site->host.len >= sizeof host) return false;
-    memcpy(host, e->site->host.ptr, e->site->host.len);
-    host[e->site->host.len] = 0;
-    return addr_parse(host, &ip) && !addr_public(&ip);
+    return url_addr(e->site, &ip) && !addr_public(&ip);
+}
+
+// The part of a URL that may be shown: no query, and none with a user's name
+// in it.
+static void errand_show(diag *d, str text) {
+    str head, rest;
+
+    str_cut(text, '?', &head, &rest);
+    str_cut(head, '#', &head, &rest);
+    if (str_find(head, S("@")) == SIZE_MAX) fail_text(d, head);
 }
 
 // A URL out of metadata or a record, checked before anything is sent to it.
@@ -16856,12 +16940,14 @@ static mcp_code errand_url(const errand *e, str text, const char *what,
     mcp_code rc = url_parse(&e->m->mem, text, out);
 
     if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
-    if (rc) return fail(d, MCP_OAUTH_FAILED, "%s is no URL for us", what);
-    if (endpoint_ok(out, url_is_loopback(e->site))) return MCP_OK;
-    rc = fail(d, MCP_OAUTH_FAILED, "%s is not https: %s%.*s", what,
-              "it would carry secrets in the clear to ", MCP_ARG(out->host));
-    url_free(&e->m->mem, out);
-    return rc;
+    if (!rc && endpoint_ok(out, url_loopback(e->site))) return MCP_OK;
+    if (rc == MCP_LIMIT_EXCEEDED) fail_room(d, rc, what, LIMIT_URL);
+    else
+        fail(d, MCP_OAUTH_FAILED, rc ? "%s is no URL for us" :
+             "%s is not https, and would carry secrets in the clear", what);
+    if (rc != MCP_LIMIT_EXCEEDED) errand_show(d, text);
+    if (!rc) url_free(&e->m->mem, out);
+    return rc == MCP_LIMIT_EXCEEDED ? rc : MCP_OAUTH_FAILED;
 }
 
 // Nothing is repeated but what only reads. NULL: no memory.
@@ -16924,7 +17010,8 @@ typedef struct seek {
     int place;            // of the candidates
     http_xchg *x;
     bool trouble;         // one of them had a fault that may pass
-    diag wrong;           // why one of them cannot be used
+    diag wrong;           // why one of them must not be used
+    diag last;            // what the last one was like
 } seek;
 
 static void seek_init(seek *f, const errand *e) {
@@ -16932,6 +17019,7 @@ static void seek_init(seek *f, const errand *e) {
     f->errand = e;
     buf_init(&f->issuer, &e->m->mem, LIMIT_URL);
     diag_init(&f->wrong, &e->m->mem, &e->m->secrets);
+    diag_init(&f->last, &e->m->mem, &e->m->secrets);
 }
 
 // One that was only zeroed is fine.
@@ -16942,6 +17030,7 @@ static void seek_free(seek *f) {
     as_free(&f->as);
     buf_free(&f->issuer);
     diag_free(&f->wrong);
+    diag_free(&f->last);
     memset(f, 0, sizeof *f);
 }
 
@@ -16950,6 +17039,7 @@ static void seek_turn(seek *f, seek_state to) {
     f->state = to;
     f->place = 0;
     f->trouble = false;
+    diag_restart(&f->last, MCP_OK);
 }
 
 // RFC 8414 3.1: a plain GET. The version is a wish of 2025-03-26, for its own
@@ -16963,7 +17053,7 @@ static mcp_code seek_get(seek *f, const buf *at, diag *d) {
     mcp_code rc;
     url to;
 
-    if (at->err) return fail(d, at->err, NULL);
+    if (at->err) return fail_room(d, at->err, what, LIMIT_URL);
     if ((rc = errand_url(e, buf_str(at), what, &to, d))) return rc;
     buf_init(&headers, &e->m->mem, LIMIT_HTTP_HEAD);
     header_add(&headers, S("Accept"), S("application/json"));
@@ -17005,35 +17095,54 @@ static mcp_code seek_choose(seek *f, diag *d) {
     }
     if (!best.len && f->pinned.len)
         return fail(d, MCP_OAUTH_ISSUER_CHANGED,
-                    "the server no longer names %.*s, to whom the client id "
-                    "belongs", MCP_ARG(f->pinned));
+                    "the server does not name %.*s, to whom the client id "
+                    "belongs (by oauthIssuer in its entry, or by the first "
+                    "sign-in)", MCP_ARG(f->pinned));
     if (!best.len)
         return fail(d, MCP_OAUTH_FAILED,
                     "the server names no authorization server");
     buf_add(&f->issuer, best);
     seek_turn(f, SEEK_ISSUER);
-    return f->issuer.err ? fail(d, f->issuer.err, NULL) : MCP_OK;
+    if (!f->issuer.err) return MCP_OK;
+    return fail_room(d, f->issuer.err, "the issuer's name", LIMIT_URL);
 }
 
-// No candidate is left, so nothing is known of the server.
+// No candidate is left. Why the last one was none is told below.
+PRINTF(4, 5)
+static mcp_code seek_fail(const seek *f, diag *d, mcp_code rc, const char *fmt,
+                          ...) {
+    char text[256];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fail(d, rc, "%s", text);
+    if (f->last.detail.len) fail_text(d, buf_str(&f->last.detail));
+    if (d) d->http_status = f->last.http_status;
+    return rc;
+}
+
+// Nothing is known of the server.
 static mcp_code seek_no_server(seek *f, diag *d) {
     const url *site = f->errand->site;
 
-    if (f->wrong.code) return fail_from(d, &f->wrong);
     if (f->trouble)
-        return fail(d, MCP_CONNECTION_FAILED,
-                    "the server's metadata is not to be had at the moment");
+        return seek_fail(f, d, MCP_CONNECTION_FAILED,
+                         "the server's metadata is not to be had at the "
+                         "moment");
     if (f->told.len)
-        return fail(d, MCP_OAUTH_FAILED,
-                    "the server points to metadata that is none");
+        return seek_fail(f, d, MCP_OAUTH_FAILED,
+                         "the server points to metadata that is none");
     if (!f->old_rules)
-        return fail(d, MCP_OAUTH_FAILED,
-                    "the server has no protected resource metadata, so nobody "
-                    "says where to sign in");
+        return seek_fail(f, d, MCP_OAUTH_FAILED,
+                         "the server has no protected resource metadata, so "
+                         "nobody says where to sign in");
     f->origin_only = true;
     url_origin(&f->issuer, site);
     seek_turn(f, SEEK_ISSUER);
-    if (f->issuer.err) return fail(d, f->issuer.err, NULL);
+    if (f->issuer.err)
+        return fail_room(d, f->issuer.err, "the issuer's name", LIMIT_URL);
     if (!f->pinned.len || str_eq(buf_str(&f->issuer), f->pinned)) return MCP_OK;
     return fail(d, MCP_OAUTH_ISSUER_CHANGED,
                 "the server names no authorization server any more; the client "
@@ -17044,12 +17153,13 @@ static mcp_code seek_no_server(seek *f, diag *d) {
 static mcp_code seek_no_issuer(seek *f, diag *d) {
     if (f->wrong.code) return fail_from(d, &f->wrong);
     if (f->trouble)
-        return fail(d, MCP_CONNECTION_FAILED,
-                    "the metadata of %s is not to be had at the moment",
-                    buf_z(&f->issuer));
+        return seek_fail(f, d, MCP_CONNECTION_FAILED,
+                         "the metadata of %s is not to be had at the moment",
+                         buf_z(&f->issuer));
     if (!f->origin_only || !f->defaults)
-        return fail(d, MCP_OAUTH_FAILED, "%s has no metadata that can be used",
-                    buf_z(&f->issuer));
+        return seek_fail(f, d, MCP_OAUTH_FAILED,
+                         "%s has no metadata that can be used",
+                         buf_z(&f->issuer));
     f->state = SEEK_DONE;
     return as_fallback(&f->errand->m->mem, f->errand->site, &f->as, d);
 }
@@ -17067,10 +17177,16 @@ static mcp_code seek_read(seek *f, diag *d) {
 
     diag_init(&why, m, &f->errand->m->secrets);
     if (status_transient(status)) f->trouble = true;
-    if (status >= 200 && status < 300)
+    if (status / 100 != 2) {
+        fail(&f->last, rc, "HTTP status %d%s", status,
+             status / 100 == 3 ? ": a redirect, which is not followed" : "");
+        f->last.http_status = status;
+    } else {
         rc = f->state == SEEK_SERVER
                  ? prm_parse(m, f->errand->site, body, &f->prm, &why)
                  : as_parse(m, issuer, body, &f->as, &why);
+        if (rc) diag_copy(&f->last, &why);
+    }
     http_end(f->errand->m, f->x);
     f->x = NULL;
     f->place++;
@@ -17113,23 +17229,27 @@ static mcp_code seek_next(seek *f, diag *d) {
     return rc;
 }
 
-// The places that were found are checked before anybody is sent there.
-static mcp_code seek_check(const seek *f, diag *d) {
+// The places that were found are checked before anybody is sent there. What can
+// be done without is left out if it is no place to go to.
+static mcp_code seek_check(seek *f, diag *d) {
     const struct {
-        str at;
+        str *at;
         const char *what;
-    } places[] = {{f->as.authorize, "its authorization endpoint"},
-                  {f->as.token, "its token endpoint"},
-                  {f->as.registration, "its registration endpoint"},
-                  {f->as.revocation, "its revocation endpoint"}};
+        bool needed;
+    } places[] = {
+        {&f->as.token, "the token endpoint", true},
+        {&f->as.authorize, "the authorization endpoint", true},
+        {&f->as.registration, "the registration endpoint", false},
+        {&f->as.revocation, "the revocation endpoint", false}};
     mcp_code rc;
     url u;
 
     for (size_t i = 0; i < COUNT(places); i++) {
-        if (!places[i].at.len) continue;
-        rc = errand_url(f->errand, places[i].at, places[i].what, &u, d);
-        if (rc) return rc;
-        url_free(&f->errand->m->mem, &u);
+        if (!places[i].at->len) continue;
+        rc = errand_url(f->errand, *places[i].at, places[i].what, &u, d);
+        if (!rc) url_free(&f->errand->m->mem, &u);
+        else if (places[i].needed || rc == MCP_OUT_OF_MEMORY) return rc;
+        else *places[i].at = S("");
     }
     return MCP_OK;
 }
@@ -17183,6 +17303,7 @@ typedef struct token_call {
     buf form;              // without what says who we are
     const key_pair *proof;  // DPoP: or NULL
     buf *nonce;            // the issuer's last one
+    buf shown;             // how we said who we are; masked meanwhile
     bool again;            // it has wanted another nonce
     http_xchg *x;
     token_answer answer;
@@ -17191,6 +17312,8 @@ typedef struct token_call {
 // One that was only zeroed is fine.
 static void token_call_free(token_call *t) {
     if (!t->errand) return;
+    secrets_drop(&t->errand->m->secrets, buf_str(&t->shown));
+    buf_wipe(&t->shown);
     http_end(t->errand->m, t->x);
     url_free(&t->errand->m->mem, &t->to);
     buf_wipe(&t->form);
@@ -17208,6 +17331,7 @@ static mcp_code token_call_init(token_call *t, const errand *e, str to,
     t->errand = e;
     t->client = *client;
     buf_init(&t->form, &e->m->mem, LIMIT_FORM);
+    buf_init(&t->shown, &e->m->mem, LIMIT_FORM);
     rc = errand_url(e, to, "the token endpoint", &t->to, d);
     if (rc) token_call_free(t);
     return rc;
@@ -17255,6 +17379,28 @@ static mcp_code token_proof(token_call *t, buf *headers) {
     return rc;
 }
 
+// Some answers repeat what they were sent. Secrets are known to the mask; what
+// is made of them to say who we are is not yet: the word for Basic, or a signed
+// statement.
+static mcp_code token_veil(token_call *t, str headers, str form) {
+    bool basic = strcmp(t->client.how, "basic") == 0;
+    str mark = basic ? S("Authorization: Basic ") : S("client_assertion=");
+    str text = basic ? headers : form, word, rest;
+    size_t at = str_find(text, mark);
+
+    secrets_drop(&t->errand->m->secrets, buf_str(&t->shown));
+    buf_clear(&t->shown);
+    if (at == SIZE_MAX) return MCP_OK;
+    text = str_skip(text, at + mark.len);
+    str_cut(text, basic ? '\r' : '&', &word, &rest);
+    if (!secrets_lend(&t->errand->m->secrets, word)) return MCP_OUT_OF_MEMORY;
+    buf_add(&t->shown, word);
+    if (!t->shown.err) return MCP_OK;
+    secrets_drop(&t->errand->m->secrets, word);
+    buf_clear(&t->shown);
+    return t->shown.err;
+}
+
 static mcp_code token_send(token_call *t, diag *d) {
     const errand *e = t->errand;
     mcp *m = e->m;
@@ -17271,6 +17417,7 @@ static mcp_code token_send(token_call *t, diag *d) {
     if (!rc && t->proof) rc = token_proof(t, &headers);
     if (!rc) rc = t->form.err ? t->form.err : form.err;
     if (!rc) rc = headers.err;
+    if (!rc) rc = token_veil(t, buf_str(&headers), buf_str(&form));
     if (rc) fail(d, rc, "the token request cannot be made");
     if (!rc) t->x = errand_send(e, "POST", &t->to, buf_str(&headers),
                                 buf_str(&form), d);
@@ -17284,10 +17431,7 @@ static mcp_code token_send(token_call *t, diag *d) {
 static bool nonce_take(buf *nonce, const http_head *h) {
     str value = head_get(h, S("DPoP-Nonce"));
 
-    if (!value.len || !nonce) return false;
-    buf_clear(nonce);
-    buf_add(nonce, value);
-    return !nonce->err;
+    return value.len && nonce && buf_set(nonce, value);
 }
 
 // It may work later, so nothing that we hold is wrong.
@@ -17313,6 +17457,7 @@ static mcp_code token_step(token_call *t, diag *d) {
         if (rc) return rc;
         status = http_answer(t->x)->status;
         nonce = nonce_take(t->nonce, http_answer(t->x));
+        if (t->nonce && t->nonce->err) return fail(d, t->nonce->err, NULL);
         rc = token_parse(&t->errand->m->mem, status, http_body(t->x),
                          &t->answer, d);
         if (rc && status_transient(status)) return token_later(t, status, d);
@@ -17474,7 +17619,7 @@ struct auth {
     int64_t renew;         // unix time from which it should be replaced
     int64_t not_before;    // loop time: no refresh ahead of time until then
     bool looked;           // a mark said that there is a token
-    hex64 id;              // of the credentials
+    hex64 id, marked;      // of the credentials; of those that are marked
     buf nonce, issuer_nonce;  // DPoP
     buf told;              // resource_metadata of the last challenge
     buf asked;             // scopes of the last sign-in
@@ -17553,10 +17698,9 @@ static int64_t token_renewal(mcp *m, const grant *g) {
     return g->expires - skew;
 }
 
-// Has its time come (or does it, at once)?
+// Has its time come?
 static bool token_stale(mcp *m, const grant *g) {
-    int64_t now = m->os.unix_s(&m->os);
-    return g->expires && now && now >= g->expires - TOKEN_SKEW_S / 2;
+    return m->os.unix_s(&m->os) >= token_renewal(m, g);
 }
 
 // Put what we know in the place of what we knew; takes `r`, which may be NULL.
@@ -17760,15 +17904,21 @@ static mcp_code move_secrets_again(auth *a) {
     return work_secrets(a, true);
 }
 
-// What the store holds becomes what we know. A mark that is wrong is put right.
+// The mark says what the store holds. It is a file, so it is left alone where
+// it does.
+static void auth_mark(auth *a) {
+    if (strcmp(a->id, a->marked) == 0) return;
+    vault_mark(a->vault, a->id[0] ? a->id : NULL);
+    memcpy(a->marked, a->id, sizeof a->marked);
+}
+
+// What the store holds becomes what we know.
 static mcp_code auth_learn(auth *a, record *r) {
-    const grant *g;
     mcp_code rc = auth_take(a, r, TOKEN_STORED);
 
     if (rc) return rc;
     a->read = true;
-    g = auth_token(a);
-    vault_mark(a->vault, g ? g->id : NULL);
+    auth_mark(a);
     return MCP_OK;
 }
 
@@ -17871,7 +18021,9 @@ static mcp_code work_client(auth *a, const grant *g) {
     w->client.secret = arena_str(&w->texts, str_of(secret));
     w->client.issuer = arena_str(&w->texts, str_of(g->issuer));
     w->client.how = arena_text(&w->texts, str_of(how));
-    if (w->texts.err) return fail(&a->failed, w->texts.err, NULL);
+    if (w->texts.err)
+        return fail_room(&a->failed, w->texts.err, "the credentials",
+                         LIMIT_FORM);
     if (strcmp(how, "private_key_jwt") != 0) return MCP_OK;
     if (!o || !o->private_key)
         return fail(&a->failed, MCP_CONFIGURATION_INVALID,
@@ -17911,8 +18063,11 @@ static mcp_code grant_update(auth *a, record *r, grant *g,
         return fail(&a->failed, MCP_OAUTH_FAILED,
                     "the token is bound to a key that was not asked for: set "
                     "oauthDpop in the entry of the server");
+    if (t->scheme == SCHEME_BEARER && a->config && a->config->dpop)
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "the token is not bound to our key, as oauthDpop wants it");
     if (ok && t->refresh.len) ok = record_set(r, &g->refresh, t->refresh);
-    if (ok && t->has_scope) ok = record_set(r, &g->scope, t->scope);
+    if (ok && t->scope.len) ok = record_set(r, &g->scope, t->scope);
     g->dpop = t->scheme == SCHEME_DPOP;
     g->expires = t->expires_in && now ? now + t->expires_in : 0;
     return ok ? MCP_OK : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
@@ -17953,6 +18108,11 @@ static mcp_code move_refresh(auth *a) {
     grant *g = record_current(w->stored);
     mcp_code rc = MCP_OK;
 
+    if (!w->call.errand && a->config->dpop && !g->dpop) {
+        w->verdict = auth_refuse(a, "the token is not bound to our key, as "
+                                    "oauthDpop wants it by now");
+        return auth_skip(a);
+    }
     if (!w->call.errand) {
         w->proof = g->dpop && grant_key(g, &w->proof_key);
         rc = work_call(a, g);
@@ -17970,7 +18130,6 @@ static mcp_code move_refresh(auth *a) {
 static mcp_code move_store(auth *a) {
     auth_work *w = &a->work;
     token_source source = w->draft ? TOKEN_SIGNED : TOKEN_REFRESHED;
-    const grant *g;
     mcp_code rc;
 
     w->sent = true;
@@ -17986,19 +18145,18 @@ static mcp_code move_store(auth *a) {
     if (rc) return rc;
     a->read = true;
     if (w->chained) a->chained = a->mark;
-    g = auth_token(a);
-    vault_mark(a->vault, g ? g->id : NULL);
+    auth_mark(a);
     return MCP_OK;
 }
 
 #endif  // USE_OAUTH
 
 //=============================================================================
-// MARK: - 16g Ways to a token
+// MARK: - 16g Asking a person
 //
-// The ways to a new token: a person with a browser, a grant without a person;
-// and the way back, logout. Only what the host or a person has asked for opens
-// a browser, registers this client, asks for more scopes or makes a key.
+// The way to a new token that leads through a browser, and what else is tried
+// when a request was refused. Only what the host or a person has asked for
+// opens a browser, registers this client, asks for more scopes or makes a key.
 //
 // What is being made is a draft until all of it is there: a sign-in that is
 // given up leaves nothing behind, neither a token nor a registration.
@@ -18125,7 +18283,9 @@ static mcp_code move_listen(auth *a) {
     else
         buf_fmt(&w->redirect, "http://127.0.0.1:%d/callback",
                 port ? port : CALLBACK_PORT);
-    if (w->redirect.err) return fail(&a->failed, w->redirect.err, NULL);
+    if (w->redirect.err)
+        return fail_room(&a->failed, w->redirect.err, "the redirect URI",
+                         LIMIT_FORM);
     if (!random_text(a->m, w->state) || !pkce_make(a->m, w->verifier, w->pkce))
         return fail(&a->failed, MCP_OPERATION_FAILED,
                     "the system has no random numbers");
@@ -18171,7 +18331,9 @@ static mcp_code move_discover(auth *a) {
         w->find.old_rules = auth_interactive(a);
         w->find.defaults = !w->login || w->status == 401 || w->status == 403;
     }
-    if (w->texts.err) return fail(&a->failed, w->texts.err, NULL);
+    if (w->texts.err)
+        return fail_room(&a->failed, w->texts.err, "the challenge",
+                         LIMIT_FORM);
     rc = seek_step(&w->find, &a->failed);
     if (rc == MCP_PENDING || rc == MCP_OK) return rc;
     // A server that let a bare request in, and has nothing to say about it.
@@ -18187,35 +18349,55 @@ static str config_scopes(const auth *a, buf *out) {
     return buf_str(out);
 }
 
-// What to ask for: the entry's scopes; else what the challenge wants, else all
-// that the server has, else nothing at all. A person who has agreed to
-// something is not made to agree to less by a later request (SEP-2350), and
-// offline_access is asked for only where it is known.
-static mcp_code work_scope(auth *a) {
+// One after another until there are as many as fit: the first are those that
+// matter most.
+static mcp_code scope_fill(buf *set, str more, bool *full) {
+    mcp_code rc = *full ? MCP_OK : scope_add(set, more);
+
+    if (rc != MCP_LIMIT_EXCEEDED) return rc;
+    *full = true;
+    return MCP_OK;
+}
+
+// Scopes of earlier times, which a person has agreed to or a server has missed:
+// nobody is made to agree to less by a later request (SEP-2350).
+static mcp_code scope_earlier(auth *a, buf *set, bool *full) {
     auth_work *w = &a->work;
     const grant *g = a->record
         ? record_grant(a->record, buf_str(&w->find.issuer), false) : NULL;
+    mcp_code rc = scope_fill(set, buf_str(&a->asked), full);
+
+    if (!rc && g) rc = scope_fill(set, str_of(g->wanted), full);
+    if (!rc && g) rc = scope_fill(set, str_of(g->scope), full);
+    return rc;
+}
+
+// What to ask for: the entry's scopes; else what the challenge wants, else all
+// that the server has, else nothing at all; and those of earlier times.
+// offline_access is asked for only where it is known.
+static mcp_code work_scope(auth *a) {
+    auth_work *w = &a->work;
     buf *s = &w->scope;
-    bool ours = config_scopes(a, s).len > 0;
+    bool ours = config_scopes(a, s).len > 0, full = false;
     mcp_code rc = s->err;
 
-    if (!rc && !ours && w->challenge.scope.len)
-        rc = scope_add(s, w->challenge.scope);
-    else if (!rc && !ours)
+    if (!rc && (!ours || w->status == 403))
+        rc = scope_fill(s, w->challenge.scope, &full);
+    if (!rc && !ours && !w->challenge.scope.len) {
         rc = scope_add_all(s, w->find.prm.scopes);
-    else if (!rc && w->status == 403)
-        rc = scope_add(s, w->challenge.scope);
-    if (!rc && (!ours || w->status == 403)) {
-        rc = scope_add(s, buf_str(&a->asked));
-        if (!rc && g) rc = scope_add(s, str_of(g->wanted));
-        if (!rc && g) rc = scope_add(s, str_of(g->scope));
+        if (rc == MCP_LIMIT_EXCEEDED) full = true, rc = MCP_OK;
     }
+    if (!rc && (!ours || w->status == 403)) rc = scope_earlier(a, s, &full);
     for (auth *o = a->m->auths; o && !rc && w->login; o = o->next)
         if (strcmp(o->name, a->name) == 0)
-            rc = scope_add(s, buf_str(&o->lacking));
+            rc = scope_fill(s, buf_str(&o->lacking), &full);
     if (!rc && !ours && s->len &&
         list_has(w->find.as.scopes, S("offline_access")))
-        rc = scope_add(s, S("offline_access"));
+        rc = scope_fill(s, S("offline_access"), &full);
+    if (full)
+        event_push(a->m, MCP_EV_WARNING, a->name,
+                   S("more than 100 scopes are wanted; the first 100 are asked "
+                     "for, or those of oauthScopes in the entry"), 0);
     return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
 }
 
@@ -18246,6 +18428,21 @@ static bool client_fits(const auth *a, const grant *g) {
     return fits;
 }
 
+// How the configured client says who it is: with its secret, with its key, or
+// by its id alone.
+static mcp_code client_method(auth *a, const char **how) {
+    const oauth_texts *o = &a->now->oauth;
+
+    if (!o->client_secret && o->private_key) *how = "private_key_jwt";
+    else
+        *how = client_auth_method(a->work.find.as.auth_methods,
+                                  o->client_secret != NULL, o->token_auth);
+    if (*how) return MCP_OK;
+    return fail(&a->failed, MCP_OAUTH_FAILED,
+                "the authorization server takes the client's secret in no way "
+                "that we have");
+}
+
 // As who we go to this issuer, in the order of the specification: the
 // configured client, one that is registered already, our own document. What is
 // left is to register, in the next move.
@@ -18253,17 +18450,13 @@ static mcp_code client_choose(auth *a, grant *g, const grant *known) {
     auth_work *w = &a->work;
     const oauth_texts *o = &a->now->oauth;
     const char *document = a->m->opt.client_metadata_url;
-    const char *how = NULL;
+    const char *how;
+    mcp_code rc;
     bool ok = true;
 
     if (o->client_id) {
-        how = client_auth_method(w->find.as.auth_methods,
-                                 o->client_secret != NULL, o->token_auth);
-        if (!o->token_auth && o->private_key) how = "private_key_jwt";
-        if (!how)
-            return fail(&a->failed, MCP_OAUTH_FAILED,
-                        "the authorization server takes the client's secret "
-                        "in no way that we have");
+        rc = client_method(a, &how);
+        if (rc) return rc;
         ok = draft_set(a, &g->client_id, str_of(o->client_id)) &&
              draft_set(a, &g->client_auth, str_of(how)) &&
              draft_set(a, &g->registration, S("configured"));
@@ -18328,13 +18521,15 @@ static mcp_code client_key(auth *a, grant *g, const grant *known) {
 }
 
 // RFC 8707: byte for byte what the metadata says; else the server's own URL,
-// without the slash of an empty path.
+// without the slash of an empty path, and without its query, which may be a
+// secret (section 2 advises against one).
 static str work_resource(auth *a) {
-    str site = str_of(a->site.text);
+    const url *u = &a->site;
+    str before = url_before_path(u);
 
     if (a->work.find.prm.resource.len) return a->work.find.prm.resource;
-    if (str_is(url_target(&a->site), "/")) site.len--;
-    return site;
+    if (str_is(u->path, "/")) return before;
+    return str_make(u->text, before.len + u->path.len);
 }
 
 // A draft with one grant: for this issuer, from what was found.
@@ -18580,7 +18775,9 @@ static mcp_code move_invite(auth *a) {
     ask.scope = buf_str(&w->scope);
     buf_clear(&w->url);
     authorize_url(&w->url, &ask);
-    if (w->url.err) return fail(&a->failed, w->url.err, NULL);
+    if (w->url.err)
+        return fail_room(&a->failed, w->url.err, "the authorization URL",
+                         LIMIT_FORM);
     if (w->find.origin_only && !told)
         event_push(a->m, MCP_EV_WARNING, a->name, str_of(invite_old_rules), 0);
     if (told) rc = invite_question(a);
@@ -18713,11 +18910,9 @@ static mcp_code move_merge(auth *a) {
             *grant_time(from, grant_times[i].at);
     ok = ok && record_set(w->stored, &w->stored->current,
                           str_of(from->issuer));
-    buf_clear(&a->asked);
-    buf_add(&a->asked, buf_str(&w->scope));
-    buf_clear(&a->lacking);
-    return ok && !a->asked.err ? MCP_OK
-                               : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    buf_free(&a->lacking);
+    return ok && buf_set(&a->asked, buf_str(&w->scope))
+               ? MCP_OK : fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
 }
 
 // Before anything is registered or anybody asked: what comes of it must have a
@@ -18751,9 +18946,14 @@ static mcp_code move_refreshed(auth *a) {
     return auth_go_on(a, &goal_sign_in);
 }
 
-static const auth_move moves_refresh[] = {move_secrets, move_lock, move_reread,
-                                          move_refresh, move_store,
-                                          move_refreshed};
+// Before the refresh token is spent: the next one must have a place.
+static mcp_code move_try_next(auth *a) {
+    return vault_try(a->vault, &a->failed);
+}
+
+static const auth_move moves_refresh[] = {
+    move_secrets, move_lock, move_reread, move_try_next, move_refresh,
+    move_store, move_refreshed};
 static const auth_goal goal_refresh = {moves_refresh, COUNT(moves_refresh),
                                        false};
 
@@ -18854,53 +19054,75 @@ static mcp_code move_found(auth *a) {
 static const auth_move moves_look[] = {move_read, move_found};
 static const auth_goal goal_look = {moves_look, COUNT(moves_look), false};
 
-// Without a person. The draft is all there ever is of it; a stable id lets
-// caches of private catalogs outlive the token.
-static mcp_code move_plain_client(auth *a) {
-    static const char *const field[] = {
-        [GRANT_CLIENT] = "oauthClientId", [GRANT_JWT] = "oauthAssertion",
-        [GRANT_ENTERPRISE] = "oauthIdToken", [GRANT_CODE] = ""};
-    auth_work *w = &a->work;
+#endif  // USE_OAUTH
+
+//=============================================================================
+// MARK: - 16h Grants and logout
+//
+// Tokens for which no person is asked: the client's own, those for somebody
+// else's word (an assertion), those of a company's identity provider. They are
+// asked for once for a request, and never in another way if that fails. And
+// the way back: logout.
+//=============================================================================
+
+#if USE_OAUTH
+
+// The field of the entry without which this grant cannot be, or NULL.
+static const char *fetch_lacks(const auth *a) {
     const oauth_texts *o = &a->now->oauth;
-    const char *how = o->client_id ? NULL : "none";
-    bool there = a->config->grant == GRANT_JWT ? o->assertion != NULL
-                 : a->config->grant == GRANT_ENTERPRISE
-                     ? o->id_token && o->idp_url
-                     : o->client_id && (o->client_secret || o->private_key);
+
+    switch (a->config->grant) {
+    case GRANT_JWT: return o->assertion ? NULL : "oauthAssertion";
+    case GRANT_ENTERPRISE:
+        if (!o->id_token) return "oauthIdToken";
+        return o->idp_url ? NULL : "oauthIdpTokenUrl";
+    case GRANT_CLIENT:
+        if (!o->client_id) return "oauthClientId";
+        return o->client_secret || o->private_key ? NULL : "oauthClientSecret";
+    case GRANT_CODE: break;
+    }
+    return NULL;
+}
+
+// Which credentials these are: the same for each token, so that caches of
+// private catalogs outlive one. False: no memory.
+static bool fetch_identity(const auth *a, hex64 id) {
+    const char *client = a->now->oauth.client_id;
     buf about;
+    bool ok;
+
+    buf_init(&about, &a->m->mem, LIMIT_FORM);
+    buf_fmt(&about, "%s %s", buf_z(&a->work.find.issuer), client ? client : "");
+    fingerprint_text(id, buf_str(&about));
+    ok = !about.err;
+    buf_free(&about);
+    return ok;
+}
+
+// The draft of a grant without a person, which is all there ever is of it. A
+// key for DPoP lives as long: the entry asks for it, and nothing is stored.
+static mcp_code move_draft(auth *a) {
+    const oauth_texts *o = &a->now->oauth;
+    const char *lacks = fetch_lacks(a), *how;
     hex64 id;
     mcp_code rc;
     grant *g;
 
-    if (!there)
+    if (lacks)
         return fail(&a->failed, MCP_CONFIGURATION_INVALID,
-                    "server \"%s\": field \"%s\" or what goes with it is "
-                    "missing", a->name, field[a->config->grant]);
+                    "server \"%s\": field \"%s\" is missing", a->name, lacks);
+    rc = client_method(a, &how);
+    if (rc) return rc;
     rc = draft_begin(a);
     if (rc) return rc;
     g = draft_grant(a);
-    if (!how) how = client_auth_method(w->find.as.auth_methods,
-                                       o->client_secret != NULL, o->token_auth);
-    if (!o->client_secret && o->private_key) how = "private_key_jwt";
-    if (!how)
-        return fail(&a->failed, MCP_OAUTH_FAILED,
-                    "the authorization server takes the client's secret in no "
-                    "way that we have");
-    buf_init(&about, &a->m->mem, LIMIT_FORM);
-    buf_fmt(&about, "%s %s", buf_z(&w->find.issuer),
-            o->client_id ? o->client_id : "");
-    fingerprint_text(id, buf_str(&about));
-    rc = about.err;
-    buf_free(&about);
-    if (!rc && draft_set(a, &g->id, str_of(id)) &&
-        draft_set(a, &g->client_id, str_of(o->client_id)) &&
-        draft_set(a, &g->client_auth, str_of(how)) &&
-        draft_set(a, &g->registration, S("configured")))
-        rc = work_scope(a);
-    else
-        rc = fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
-    if (!rc && a->config->dpop)
-        rc = client_key(a, g, auth_token(a));
+    if (!fetch_identity(a, id) || !draft_set(a, &g->id, str_of(id)) ||
+        !draft_set(a, &g->client_id, str_of(o->client_id)) ||
+        !draft_set(a, &g->client_auth, str_of(how)) ||
+        !draft_set(a, &g->registration, S("configured")))
+        return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
+    rc = work_scope(a);
+    if (!rc && a->config->dpop) rc = client_key(a, g, auth_token(a));
     return rc;
 }
 
@@ -18921,11 +19143,13 @@ static mcp_code move_exchange(auth *a) {
         rc = token_call_init(&w->call, &w->errand, str_of(o->idp_url), &idp,
                              &a->failed);
         if (rc) return rc;
+        w->errand.inner = true;  // the entry names it, so it may be anywhere
         form_exchange(&w->call, str_of(o->id_token), buf_str(&w->find.issuer),
                       work_resource(a), buf_str(&w->scope));
     }
     rc = token_step(&w->call, &a->failed);
     if (rc) return rc;
+    w->errand.inner = false;
     buf_add(&w->assertion, w->call.answer.access);
     if (w->assertion.err || !work_hide(a, buf_str(&w->assertion)))
         return fail(&a->failed, MCP_OUT_OF_MEMORY, NULL);
@@ -18965,7 +19189,7 @@ static mcp_code move_fetch(auth *a) {
 }
 
 static const auth_move moves_fetch[] = {move_secrets_again, move_bare,
-                                        move_discover, move_plain_client,
+                                        move_discover, move_draft,
                                         move_exchange, move_fetch};
 static const auth_goal goal_fetch = {moves_fetch, COUNT(moves_fetch), false};
 
@@ -18978,11 +19202,9 @@ static mcp_code move_remove(auth *a) {
 
     if (rc) return rc;
     vault_unlock(a->vault);
-    vault_mark(a->vault, NULL);
     a->removed = was;
-    a->read = true;
     w->errand.until = a->m->loop.now + TIME_REVOKE;
-    return auth_take(a, NULL, TOKEN_STORED);
+    return auth_learn(a, NULL);
 }
 
 enum { REVOKE_NOTHING, REVOKE_CONFIRMED, REVOKE_UNSUPPORTED,
@@ -19090,7 +19312,7 @@ static const auth_goal goal_logout = {moves_logout, COUNT(moves_logout), false};
 #endif  // USE_OAUTH
 
 //=============================================================================
-// MARK: - 16h Being let in
+// MARK: - 16i Being let in
 //
 // What the sections above this one see of all that: may a request go now, what
 // does it carry, and what next if it was refused; login and logout by name.
@@ -19130,6 +19352,7 @@ static auth *auth_new(mcp *m, const server_config *c, resolved *r,
         return NULL;
     }
     if (!auth_unattended(a)) vault_marked(a->vault, a->id);
+    memcpy(a->marked, a->id, sizeof a->marked);
     a->next = m->auths;
     m->auths = a;
     return a;
@@ -19306,7 +19529,7 @@ static mcp_code refused_403(auth *a, auth_tries *t, uint32_t mark,
         if (c->description.len) fail_text(d, c->description);
         return MCP_PERMISSION_DENIED;
     }
-    buf_clear(&a->lacking);
+    buf_free(&a->lacking);
     scope_missing(&a->lacking, c->scope, str_of(g ? g->scope : NULL));
     ask = a->m->opt.sign_in && !alone && t->sign_ins < LIMIT_SIGN_INS;
     if (refused_elsewhere(a, t, mark, LIMIT_SIGN_INS)) return MCP_PENDING;
@@ -19333,12 +19556,10 @@ static mcp_code auth_refused(auth *a, auth_tries *t, uint32_t mark,
     challenge c;
     mcp_code rc;
 
+    if (a->nonce.err) return fail(d, a->nonce.err, NULL);
     if (challenge_parse(&a->m->mem, h, &c))
         return fail(d, MCP_OUT_OF_MEMORY, NULL);
-    if (c.metadata.len) {
-        buf_clear(&a->told);
-        buf_add(&a->told, c.metadata);
-    }
+    if (c.metadata.len) buf_set(&a->told, c.metadata);
     // A sign-in that followed a look into the store was this request's.
     if (mark == a->chained && a->fresh && !t->sign_ins) t->sign_ins = 1;
     if (h->status == 401 && nonce && g && g->dpop && !t->nonces &&
@@ -19575,7 +19796,7 @@ typedef struct request {
     bool grows;               // nobody set its time: a stream gets more
     bool held;                // waits for a token; its deadline stands still
     int64_t held_at;          // since then
-    uint32_t mark;            // the token it was sent with (section 16e)
+    uint32_t mark;            // the token it was sent with (section 16i)
     auth_tries tries;         // what was tried to be let in
     uint64_t op_id;           // for progress events; 0: none
     job *owner;               // woken when done
@@ -19624,7 +19845,7 @@ struct server {               // owns the work that outlives a wait
     struct post *farewells;   // 18: last words to an HTTP server
     bool no_stream;           // 18: it has no GET stream
     bool used_up;             // 18: the caller's stream cannot open again
-    struct auth *auth;        // 16e: how we sign in, or NULL
+    struct auth *auth;        // 16f: how we sign in, or NULL
     struct handshake *handshake;  // 19
     request *listen;          // 19: subscriptions/listen of this connection
     hex64 era_of;             // 19: the identity of which is remembered
@@ -19735,6 +19956,14 @@ static void rpc_one_line(char *text, size_t n) {
             *p++ = ' ';
 }
 
+// A copy of `s` at *at, which moves on.
+static str rpc_copy(char **at, str s) {
+    str copy = str_make(*at, s.len);
+    if (s.len) memcpy(*at, s.ptr, s.len);
+    *at += s.len;
+    return copy;
+}
+
 // One block holds the request with its own copy of all that is needed to send
 // it once more, since the caller's texts may be gone by then. It is not pending
 // yet. NULL: no memory.
@@ -19751,18 +19980,11 @@ static request *rpc_new(server *s, const ask *a) {
     if (!r) return NULL;
     memset(r, 0, sizeof *r);
     at = (char *)(r + 1);
-    r->method = at;
-    memcpy(at, a->method, method.len + 1);
-    at += method.len + 1;
-    r->params = str_make(at, a->params.len);
-    if (a->params.len) memcpy(at, a->params.ptr, a->params.len);
-    rpc_one_line(at, a->params.len);
-    at += a->params.len;
-    r->name = str_make(at, a->name.len);
-    if (a->name.len) memcpy(at, a->name.ptr, a->name.len);
-    at += a->name.len;
-    r->headers = str_make(at, a->headers.len);
-    if (a->headers.len) memcpy(at, a->headers.ptr, a->headers.len);
+    r->method = rpc_copy(&at, str_make(method.ptr, method.len + 1)).ptr;
+    r->params = rpc_copy(&at, a->params);
+    rpc_one_line(at - a->params.len, a->params.len);
+    r->name = rpc_copy(&at, a->name);
+    r->headers = rpc_copy(&at, a->headers);
     r->size = size;
     r->server = s;
     r->id = ++s->m->last_id;
@@ -19887,8 +20109,17 @@ static void served_free(server *s, served *x) {
     served_thaw(s);
 }
 
-// The connection is over, for the reason in `why`. What was being done is the
-// caller's to say and stays.
+// What happened below to a request. What was being done is the caller's to say
+// and stays.
+static void rpc_blame(request *r, const diag *why) {
+    mcp_operation op = r->failed.operation;
+
+    diag_copy(&r->failed, why);
+    r->failed.operation = op;
+    memcpy(r->failed.server, r->server->name, sizeof r->server->name);
+}
+
+// The connection is over, for the reason in `why`.
 static void rpc_lose_all(server *s, const diag *why) {
     request *next;
 
@@ -19896,11 +20127,7 @@ static void rpc_lose_all(server *s, const diag *why) {
     for (request *r = s->pending; r; r = next) {
         next = r->next;
         assert(r->waiting && why->code);
-        if (!r->abandoned && !r->done) {
-            mcp_operation op = r->failed.operation;
-            diag_copy(&r->failed, why);
-            r->failed.operation = op;
-        }
+        if (!r->abandoned && !r->done) rpc_blame(r, why);
         rpc_lost(r);
     }
 }
@@ -20193,7 +20420,7 @@ static input_verdict input_judge_elicit(mcp *m, mcp_json p, const char **why) {
     mcp_json mode = json_opt(p, S("mode"));
 
     if (str_is(mcp_view(mode), "url")) {
-        *why = "declined: a page that is neither https nor on this machine";
+        *why = "declined: its page is not plain https, nor on this machine";
         return input_judge_url(m, mcp_view(json_opt(p, S("url"))));
     }
     *why = "mode is neither form nor url";
@@ -20377,17 +20604,36 @@ static uint64_t served_call(const server *s, const request *bound) {
     return id;
 }
 
+// The host is asked what this request of the server wants, and the deadlines
+// stand still. False: no memory.
+static bool served_open(server *s, mcp_ask kind, mcp_json root,
+                        const request *bound) {
+    served *x = mem_new(&s->m->mem, sizeof *x);
+
+    if (!x) return false;
+    x->next = s->served;
+    s->served = x;
+    x->id = mem_text(&s->m->mem, mcp_raw(json_get(root, S("id"))));
+    if (x->id)
+        x->question = input_ask(s->m, kind, s->name, served_call(s, bound),
+                                json_opt(root, S("params")), &s->job);
+    if (!x->question) {
+        served_free(s, x);
+        return false;
+    }
+    served_freeze(s);
+    return true;
+}
+
 // A request of the server becomes a question; what cannot be one is answered
 // at once, in `reply`, where its id stands already.
 static mcp_code served_new(server *s, mcp_json root, const request *bound,
                            buf *reply, bool *asked) {
-    mcp_json params = json_opt(root, S("params"));
     mcp_ask kind = input_kind(mcp_view(json_get(root, S("method"))));
     const char *why = NULL;
     uint32_t open = 0;
-    served *x;
 
-    switch (input_judge(s->m, kind, params, &why)) {
+    switch (input_judge(s->m, kind, json_opt(root, S("params")), &why)) {
     case INPUT_ASK: break;
     case INPUT_NO_MEMORY: return MCP_OUT_OF_MEMORY;
     case INPUT_UNKNOWN:
@@ -20401,26 +20647,13 @@ static mcp_code served_new(server *s, mcp_json root, const request *bound,
         buf_add(reply, S(",\"result\":{\"action\":\"decline\"}}"));
         return MCP_OK;
     }
-    for (x = s->served; x; x = x->next) open++;
+    for (const served *x = s->served; x; x = x->next) open++;
     if (open >= LIMIT_QUESTIONS) {
         rpc_reply_error(reply, RPC_INTERNAL, "too many questions are open");
         return MCP_OK;
     }
-    x = mem_new(&s->m->mem, sizeof *x);
-    if (!x) return MCP_OUT_OF_MEMORY;
-    x->next = s->served;
-    s->served = x;
-    x->id = mem_text(&s->m->mem, mcp_raw(json_get(root, S("id"))));
-    if (x->id)
-        x->question = input_ask(s->m, kind, s->name, served_call(s, bound),
-                                params, &s->job);
-    if (!x->question) {
-        served_free(s, x);
-        return MCP_OUT_OF_MEMORY;
-    }
-    served_freeze(s);
-    *asked = true;
-    return MCP_OK;
+    *asked = served_open(s, kind, root, bound);
+    return *asked ? MCP_OK : MCP_OUT_OF_MEMORY;
 }
 
 // The reply to one that is answered by now, or given up; false: there is none.
@@ -20440,12 +20673,10 @@ static bool served_take(server *s, buf *out) {
         buf_add(out, S(",\"result\":{\"action\":\"cancel\"}}"));
     else if (q->answered && !input_refused(q))
         input_result(q, &w);
+    else if (q->kind == MCP_ASK_ROOTS)
+        rpc_reply_error(out, RPC_INTERNAL, "No roots were given");
     else
-        rpc_reply_error(out, q->kind == MCP_ASK_ROOTS ? RPC_INTERNAL
-                                                      : RPC_REJECTED,
-                        q->kind == MCP_ASK_ROOTS
-                            ? "No roots were given"
-                            : "User rejected sampling request");
+        rpc_reply_error(out, RPC_REJECTED, "User rejected sampling request");
     if (w_str(&w).len) {
         buf_add(out, S(",\"result\":"));
         buf_add(out, w_str(&w));
@@ -20477,8 +20708,8 @@ static void served_give_up(server *s, uint64_t op_id) {
 // them is, is remembered as junk, as it may explain a server that fails.
 //=============================================================================
 
-// The capabilities that a server wants of us (-32021), in words.
-static void rpc_needs(buf *out, mcp_json wanted) {
+// One capability, in words.
+static void rpc_need(buf *out, str name) {
     static const struct {
         const char *name, *words;
     } known[] = {
@@ -20486,21 +20717,24 @@ static void rpc_needs(buf *out, mcp_json wanted) {
         {"sampling", "asking a model (sampling)"},
         {"roots", "telling where it may work (roots)"},
         {"io.modelcontextprotocol/tasks", "running tools as tasks (tasks)"}};
-    const char *before = "";
 
+    name = utf8_cut(name, RPC_WORDS);
+    for (size_t i = 0; i < COUNT(known); i++)
+        if (str_is(name, known[i].name)) name = str_of(known[i].words);
+    buf_fmt(out, "%s%.*s", out->len ? ", " : "", MCP_ARG(name));
+}
+
+// What a server wants of us (-32021): the keys are the capabilities, and those
+// of "extensions" are further ones.
+static void rpc_needs(buf *out, mcp_json wanted) {
     for (mcp_json v = mcp_first(wanted); mcp_exists(v); v = mcp_next(v)) {
-        bool more = str_is(json_key(v), "extensions") && mcp_length(v);
-        mcp_json first = more ? mcp_first(v) : v;
-        for (mcp_json e = first; mcp_exists(e); e = mcp_next(e)) {
-            str name = utf8_cut(json_key(e), RPC_WORDS);
-            for (size_t i = 0; i < COUNT(known); i++)
-                if (str_is(name, known[i].name)) name = str_of(known[i].words);
-            buf_fmt(out, "%s%.*s", before, MCP_ARG(name));
-            before = ", ";
-            if (!more) break;
-        }
+        if (!str_is(json_key(v), "extensions") || !mcp_length(v))
+            rpc_need(out, json_key(v));
+        else
+            for (mcp_json e = mcp_first(v); mcp_exists(e); e = mcp_next(e))
+                rpc_need(out, json_key(e));
     }
-    if (!*before) buf_add(out, S("it does not say what"));
+    if (!out->len) buf_add(out, S("it does not say what"));
 }
 
 // Every JSON-RPC error is a protocol_error here. The sections above know what
@@ -20896,18 +21130,19 @@ static mcp_code rpc_message(server *s, str text, request *bound, buf *reply) {
     if (rc) return rpc_broken(s, text, rc, why);
     root = json_root(doc);
     method = json_get(root, S("method"));
-    if (mcp_typeof(method) == MCP_STRING) {
-        if (s->probing) rpc_junk(s, text);
-        else if (mcp_exists(json_opt(root, S("id"))))
-            rc = rpc_serve(s, root, bound, reply);
-        else rpc_notice(s, mcp_view(method), json_opt(root, S("params")));
-    } else {
+    if (mcp_typeof(method) != MCP_STRING) {
         if (!mcp_exists(json_get(root, S("id"))) &&
             !mcp_exists(json_get(root, S("error"))))
             rpc_junk(s, text);
         rpc_response(s, doc, bound);
         return MCP_OK;
     }
+    if (s->probing)
+        rpc_junk(s, text);
+    else if (mcp_exists(json_opt(root, S("id"))))
+        rc = rpc_serve(s, root, bound, reply);
+    else
+        rpc_notice(s, mcp_view(method), json_opt(root, S("params")));
     json_free(doc);
     return rc;
 }
@@ -21021,16 +21256,6 @@ typedef struct wire {
 // below what would hurt: a server that sends for ever meets it.
 static size_t wire_limit(const mcp *m) {
     return m->opt.max_message ? m->opt.max_message : LIMIT_MESSAGE;
-}
-
-// What happened below to a request that keeps its own name and purpose.
-static void wire_blame(request *r, const diag *why) {
-    mcp_operation op = r->failed.operation;
-
-    diag_copy(&r->failed, why);
-    r->failed.operation = op;
-    snprintf(r->failed.server, sizeof r->failed.server, "%s",
-             r->server->name);
 }
 
 // How long to wait before an attempt that follows so many: half as long again
@@ -21243,18 +21468,18 @@ static mcp_code wire_put(wire *w, str line) {
     return wire_queue(w, line, n > 0 ? (size_t)n : 0);
 }
 
-// The queue, as far as the pipe takes it.
+// The queue, as far as the pipe takes it. One that nobody reads any more is
+// dropped: the end of the stream will say the rest.
 static void wire_flush(wire *w) {
     mcp *m = w->server->m;
 
     assert(w->put <= w->out.len);
-    while (w->put < w->out.len) {
+    while (w->put < w->out.len && !w->cut) {
         ptrdiff_t n = io_write(m, w->io, w->out.ptr + w->put,
                                w->out.len - w->put);
         if (n == IO_AGAIN) return;
         if (n < 0) w->cut = true;
-        if (n < 0) break;
-        w->put += (size_t)n;
+        else w->put += (size_t)n;
     }
     if (w->out.cap > WIRE_KEEP) buf_free(&w->out);
     else buf_clear(&w->out);
@@ -21382,7 +21607,7 @@ static bool wire_read(wire *w) {
 //    that ends too soon is taken up again by a GET that names the last event
 //    (SEP-1699), after the time the server asks for. What ran is not repeated.
 //  - What the server does not let in waits, without its time running, until
-//    section 16f has a token, and goes out again: it was refused before it ran.
+//    section 16i has a token, and goes out again: it was refused before it ran.
 //  - The DELETE outlives the wire, and so do notifications on their way; both
 //    have one second.
 //  - A stream that has brought its answer is read on for a moment, as its end
@@ -21405,16 +21630,17 @@ struct post {
     post *next, **list;
     post_kind kind;
     request *request;
-    http_xchg *x;        // NULL: it waits, held or until `again_at`
+    http_xchg *x;        // NULL: it waits, and one of three says for what
     uint32_t session_no;  // it was sent in this session; 0: in none
     bool heard;          // the head of this answer has been looked at
     bool streamed;       // this answer is an event stream
     bool opened;         // one before it was
     bool resumed;        // x goes on with the stream of a POST
     bool held;           // it waits to be let in
+    bool queued;         // or for its turn
     int64_t again_at;    // go on with the stream then
     int64_t until;       // of what may not last
-    uint32_t mark;       // the token it carries (section 16f)
+    uint32_t mark;       // the token it carries (section 16i)
     auth_tries tries;    // of what is no request
     buf body;            // of a notification, should it go again
     buf place;           // the last event's id; empty: none
@@ -21553,7 +21779,7 @@ static void wire_headers(const post *p, buf *out) {
 
 // An HTTP exchange for it, the first or another. A call that may not run twice
 // is not "repeatable": it takes a fresh connection rather than one that may be
-// dead (section 12).
+// dead (section 12c).
 static mcp_code post_open(post *p, str body) {
     server *s = p->server;
     mcp *m = s->m;
@@ -21612,7 +21838,7 @@ static void wire_hold(request *r) {
     job_wake(r->server->m, &r->server->job);
 }
 
-// Let it wait until section 16f has done what it can.
+// Let it wait until section 16i has done what it can.
 static void post_hold(post *p) {
     http_end(p->server->m, p->x);
     p->x = NULL;
@@ -21627,7 +21853,7 @@ static void post_denied(post *p, const diag *d) {
     request *r = p->request;
 
     if (r) {
-        wire_blame(r, d);
+        rpc_blame(r, d);
         rpc_lost(r);
     } else if (w->first == p) {
         diag_copy(&w->noted, d);
@@ -21660,39 +21886,75 @@ static post *post_new(wire *w, post_kind kind, request *r) {
     return NULL;
 }
 
+// How many notifications and answers are on their way, or still have to be.
+static int wire_notes(const wire *w, bool under_way) {
+    int n = 0;
+    for (const post *p = w->posts; p; p = p->next)
+        n += p->kind == POST_NOTE && (p->x != NULL) == under_way;
+    return n;
+}
+
 // Notifications and streams ask whether they are let in; a request was already,
-// and the last word needs nobody's leave.
+// and the last word needs nobody's leave. Fails for want of memory.
+static mcp_code post_admit(post *p, str body, bool *gone) {
+    server *s = p->server;
+    bool asks = p->kind == POST_NOTE || p->kind == POST_STREAM;
+    mcp_code rc;
+    diag d;
+
+    if (!asks) return post_open(p, body);
+    diag_init(&d, &s->m->mem, &s->m->secrets);
+    rc = wire_admits(s->wire, &d);
+    p->held = rc == MCP_PENDING;
+    *gone = rc && !p->held;
+    if (*gone) post_denied(p, &d);
+    diag_free(&d);
+    return rc ? MCP_OK : post_open(p, body);
+}
+
+// Begin one. *out: it, or NULL if it is over already. A server that asks us a
+// thousand things at once gets its answers one after another, not a thousand
+// connections; one that asks without end is not owed an answer to everything.
 static mcp_code post_start(wire *w, post_kind kind, request *r, str body,
                            post **out) {
     server *s = w->server;
-    post *p = post_new(w, kind, r);
-    mcp_code rc = MCP_OK;
-    diag d;
+    bool queued = kind == POST_NOTE && wire_notes(w, true) >= LIMIT_NOTES;
+    bool gone = false;
+    mcp_code rc;
+    post *p;
 
     assert(w->http && s->now && s->wire == w);
-    if (out) *out = p;
+    if (out) *out = NULL;
+    if (kind == POST_NOTE && wire_notes(w, false) >= LIMIT_BATCH) return MCP_OK;
+    p = post_new(w, kind, r);
     if (!p) return MCP_OUT_OF_MEMORY;
-    if (s->auth && kind == POST_NOTE) buf_add(&p->body, body);
-    if (p->body.err) {
-        post_free(p);
-        if (out) *out = NULL;
-        return MCP_OUT_OF_MEMORY;
+    if (out) *out = p;
+    p->queued = queued;
+    if (queued || (s->auth && kind == POST_NOTE)) buf_add(&p->body, body);
+    rc = p->body.err;
+    if (!rc && !queued) rc = post_admit(p, body, &gone);
+    if (rc) post_free(p);
+    if (out && (rc || gone)) *out = NULL;
+    return rc;
+}
+
+// The oldest of those that wait for their turn; the newest stands first.
+static post *post_queued(const wire *w) {
+    post *oldest = NULL;
+    for (post *p = w->posts; p; p = p->next)
+        if (p->queued) oldest = p;
+    return oldest;
+}
+
+// What can go now goes. Without memory it is lost.
+static void post_next(wire *w) {
+    bool gone;
+    post *p;
+
+    while (wire_notes(w, true) < LIMIT_NOTES && (p = post_queued(w))) {
+        p->queued = gone = false;
+        if (post_admit(p, buf_str(&p->body), &gone)) post_free(p);
     }
-    diag_init(&d, &s->m->mem, &s->m->secrets);
-    if (kind == POST_NOTE || kind == POST_STREAM) rc = wire_admits(w, &d);
-    if (rc == MCP_PENDING) {
-        p->held = true;
-    } else if (rc) {
-        post_denied(p, &d);
-        if (out) *out = NULL;
-    } else if ((rc = post_open(p, body))) {
-        post_free(p);
-        if (out) *out = NULL;
-        diag_free(&d);
-        return rc;
-    }
-    diag_free(&d);
-    return MCP_OK;
 }
 
 // The request is answered or given up; a stream that brought the answer may
@@ -21714,7 +21976,7 @@ static void post_let_go(post *p) {
 }
 
 // What the server says in words of its own, and when it wants to be asked
-// again.
+// again (RFC 9110 10.2.3). A web page is no help to anybody.
 static void post_words(const post *p, diag *d) {
     const http_head *h = http_answer(p->x);
     str later = head_get(h, S("Retry-After"));
@@ -21966,8 +22228,8 @@ static bool post_later(post *p) {
     return true;
 }
 
-// Statuses after which it makes sense to ask again: what they say may be over
-// soon.
+// Statuses after which it makes sense to ask again, as what they say may soon
+// be over.
 static bool post_passing(int status) {
     return status >= 500 || status == 408 || status == 429;
 }
@@ -21979,7 +22241,8 @@ static bool post_goes_on(const post *p) {
     mcp_code why = http_failure(p->x)->code;
 
     if (http_now(p->x) == HTTP_FAILED)
-        return why != MCP_OUT_OF_MEMORY && why != MCP_LIMIT_EXCEEDED;
+        return why != MCP_OUT_OF_MEMORY && why != MCP_LIMIT_EXCEEDED &&
+               (p->streamed || why != MCP_PROTOCOL_ERROR);
     return p->streamed || post_passing(http_answer(p->x)->status);
 }
 
@@ -22001,10 +22264,13 @@ static void post_broken(post *p, mcp_code rc) {
     if (rc) {
         fail(&r->failed, rc, NULL);
     } else if (now == HTTP_FAILED) {
-        wire_blame(r, http_failure(p->x));
+        rpc_blame(r, http_failure(p->x));
     } else if (p->streamed) {
         fail(&r->failed, MCP_CONNECTION_FAILED,
              "the event stream ended before the answer to %s", r->method);
+    } else if (http_answer(p->x)->status / 100 == 2) {
+        fail(&r->failed, MCP_PROTOCOL_ERROR, "the answer to %s should have "
+             "come on an event stream", r->method);
     } else if (!r->failed.code) {
         post_status(p, &r->failed);
     }
@@ -22079,6 +22345,7 @@ static void post_note_step(post *p) {
     diag_free(&d);
     job_wake(p->server->m, &p->server->job);
     post_free(p);
+    if (w) post_next(w);
 }
 
 // The GET stream has ended, or there is none. True: it will be asked for again.
@@ -22112,7 +22379,7 @@ static void post_stream_step(post *p) {
     if (now == HTTP_STREAM && !p->streamed) {
         post_streaming(p);
         s->stream_open = true;
-        p->tries.refreshes = p->tries.nonces = 0;
+        p->tries.refreshes = p->tries.nonces = 0;  // hours may have passed
         http_hot(s->m, p->x, false);
         if (s->state == SERVER_READY) server_changed(s, ~0u, false);
         job_wake(s->m, &s->job);
@@ -22153,7 +22420,7 @@ static void post_waiting_step(post *p) {
     diag_free(&d);
 }
 
-// Section 16f wants to see each answer: it may bring a nonce for the next
+// Section 16i wants to see each answer: it may bring a nonce for the next
 // request (RFC 9449 8.2), and proves a token good.
 static void post_hear(post *p) {
     const server *s = p->server;
@@ -22164,7 +22431,7 @@ static void post_hear(post *p) {
     if (s->auth && p->until == NEVER) auth_heard(s->auth, http_answer(p->x));
 }
 
-// Each exchange is a job, so one that moves costs nothing for the others.
+// What an exchange of each kind does when it has moved.
 static void post_step(mcp *m, job *j) {
     post *p = (post *)(void *)j;
 
@@ -22193,14 +22460,15 @@ static void post_step(mcp *m, job *j) {
     }
 }
 
-// Of what waits to be let in, one, or NULL.
+// One that waits to be let in, or NULL. Each is looked up anew, since opening
+// or refusing one may end others.
 static post *post_held(const wire *w) {
     post *p = w->posts;
     while (p && !p->held) p = p->next;
     return p;
 }
 
-// They are let in, or told why not.
+// Those that wait are let in, or told why not.
 static void post_let_in(wire *w, mcp_code rc, const diag *d) {
     diag own;
     post *p;
@@ -22214,6 +22482,7 @@ static void post_let_in(wire *w, mcp_code rc, const diag *d) {
         if (err) post_denied(p, rc ? d : &own);
     }
     diag_free(&own);
+    post_next(w);
 }
 
 // w->text holds the body.
@@ -22237,8 +22506,9 @@ static void post_cancel(wire *w, request *r, str text) {
 }
 
 // Close the HTTP side. Notifications under way (a cancel, mostly) may still
-// arrive, and the session, if there is one, is given back. Nothing is kept open
-// to a server that was left, but for these.
+// arrive, and the session, if there is one, is given back ("Session
+// Management": SHOULD send DELETE). Nothing else is kept open to a server that
+// was left.
 static void post_close(wire *w) {
     server *s = w->server;
     int64_t until = s->m->loop.now + TIME_STOP_STEP;
@@ -22272,9 +22542,10 @@ static void post_init(wire *w) {
     w->post_step = post_step;
 }
 
-// The first notification of a session; how it went stands in wire.noted.
-static mcp_code post_note(wire *w, str text) {
-    return post_start(w, POST_NOTE, NULL, text, &w->first);
+// A notification or an answer of ours. How the `first` one of a session went
+// stands in wire.noted.
+static mcp_code post_note(wire *w, str text, bool first) {
+    return post_start(w, POST_NOTE, NULL, text, first ? &w->first : NULL);
 }
 
 // The server does not know it any more; nothing of it may be used.
@@ -22285,7 +22556,8 @@ static void wire_forget_session(wire *w) {
     w->server->stream_open = false;
 }
 
-// The GET stream, or nothing where it is known not to be there.
+// Ask for the GET stream, if it is not known that there is none. Without memory
+// there is none either, and lists are asked for at each call.
 static void wire_listen(wire *w) {
     if (!w->stream && !w->server->no_stream)
         post_start(w, POST_STREAM, NULL, S(""), &w->stream);
@@ -22294,11 +22566,6 @@ static void wire_listen(wire *w) {
 // Does the handshake wait to be let in, with its request or its notification?
 static bool wire_stands(const wire *w, const request *r) {
     return (r && r->held) || (w->first && w->first->held);
-}
-
-// Something of ours besides requests: a POST of its own.
-static mcp_code post_say(wire *w, str text) {
-    return post_start(w, POST_NOTE, NULL, text, NULL);
 }
 
 #else  // without HTTP nothing sets wire.http
@@ -22311,8 +22578,8 @@ static void post_free(post *p) {
     (void)p;
 }
 
-static mcp_code post_note(wire *w, str text) {
-    (void)w, (void)text;
+static mcp_code post_note(wire *w, str text, bool first) {
+    (void)w, (void)text, (void)first;
     return MCP_NOT_BUILT;
 }
 
@@ -22343,11 +22610,6 @@ static void wire_listen(wire *w) {
 static bool wire_stands(const wire *w, const request *r) {
     (void)w, (void)r;
     return false;
-}
-
-static mcp_code post_say(wire *w, str text) {
-    (void)w, (void)text;
-    return MCP_NOT_BUILT;
 }
 
 static bool wire_holds(const wire *w) {
@@ -22621,7 +22883,7 @@ static request *wire_held(const server *s, bool all) {
     return r;
 }
 
-// Section 16f may have news for those who wait: they go out, with the time
+// Section 16i may have news for those who wait: they go out, with the time
 // they had left, or are all told the same failure.
 static void wire_let_in(server *s) {
     mcp_code rc;
@@ -22637,7 +22899,7 @@ static void wire_let_in(server *s) {
             r->held = false;
             rpc_shift(r, r->held_at);
             d.http_status = r->failed.http_status;  // how it was refused
-            wire_blame(r, &d);
+            rpc_blame(r, &d);
             if (rc) rpc_lost(r);
             else wire_pass(r);
         }
@@ -22656,37 +22918,25 @@ static void wire_send_again(request *r) {
     wire_send(r);
 }
 
-// A notification of the handshake. Over HTTP it is answered, see wire.noted.
-static void wire_note(wire *w, str text) {
+// A message of ours that is no request. `first`: the handshake's; over HTTP it
+// is answered, see wire.noted.
+static void wire_note(wire *w, str text, bool first) {
     server *s = w->server;
 
-    assert(!w->first);
+    assert(!first || !w->first);
     event_trace(s->m, s->name, true, text);
     buf_clear(&w->text);
     buf_add(&w->text, text);
     if (!w->http) buf_byte(&w->text, '\n');
-    if (w->text.err) {
-        wire_fail(w, w->text.err);
-    } else if (w->http) {
-        if (post_note(w, buf_str(&w->text))) wire_fail(w, MCP_OUT_OF_MEMORY);
-    } else if (wire_put(w, buf_str(&w->text))) {
-        wire_fail(w, MCP_OUT_OF_MEMORY);
-    }
-}
-
-// A message of ours that nobody waits for: an answer to what the server asked.
-// What cannot be sent is lost with the connection.
-static void wire_say(server *s, str text) {
-    wire *w = s->wire;
-
-    if (!w || w->over) return;
-    event_trace(s->m, s->name, true, text);
-    buf_clear(&w->text);
-    buf_add(&w->text, text);
-    if (!w->http) buf_byte(&w->text, '\n');
-    if (w->text.err || (w->http ? post_say(w, buf_str(&w->text))
+    if (w->text.err || (w->http ? post_note(w, buf_str(&w->text), first)
                                 : wire_put(w, buf_str(&w->text))))
         wire_fail(w, MCP_OUT_OF_MEMORY);
+}
+
+// The answer to something the server asked. What cannot be sent is lost with
+// the connection.
+static void wire_say(server *s, str text) {
+    if (s->wire && !s->wire->over) wire_note(s->wire, text, false);
 }
 
 //=============================================================================
@@ -22704,7 +22954,7 @@ static void wire_say(server *s, str text) {
 //  - HTTP and the caller's stream: discover is tried on the connection itself.
 //  - Only three errors prove a modern server. Anything else it says is taken
 //    for legacy; a network failure, 401, 403 or 5xx is no verdict at all.
-//  - A server that wants to know who we are first is answered by section 16f
+//  - A server that wants to know who we are first is answered by section 16i
 //    meanwhile; what it was asked is then asked once more, era and all.
 //  - A verdict is kept for a day, and forgotten when it proves wrong. One that
 //    rests on silence is kept only if the handshake after it succeeds.
@@ -22773,7 +23023,7 @@ static const char *server_state_name(const server *s) {
 }
 
 // Every change of state goes through here. The host hears of those it can
-// tell apart; whoever waits is woken and looks for himself.
+// tell apart; those who wait are woken and look for themselves.
 static void server_enter(server *s, server_state state) {
     const char *before = server_state_name(s), *after;
 
@@ -23553,7 +23803,7 @@ static void connect_initialized(server *s) {
     h->rq = NULL;
     h->noted = true;
     wire_note(s->wire, S("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
-                         "initialized\"}"));
+                         "initialized\"}"), true);
     job_wake(s->m, &s->job);
 }
 
@@ -23965,13 +24215,15 @@ static void servers_shutdown(mcp *m) {
     for (server *s = m->servers; s; s = s->next) server_close(s);
 }
 
+static bool servers_silent(const server *list) {
+    while (list && !list->farewells) list = list->next;
+    return !list;
+}
+
 // The last words over HTTP are out. (Processes: procs_gone().)
 static bool servers_closed(const mcp *m) {
-    for (const server *s = m->servers; s; s = s->next)
-        if (s->farewells) return false;
-    for (const server *s = m->roster ? m->roster->gone : NULL; s; s = s->next)
-        if (s->farewells) return false;
-    return true;
+    return servers_silent(m->servers) &&
+           (!m->roster || servers_silent(m->roster->gone));
 }
 
 static void server_free(server *s) {
@@ -23988,19 +24240,19 @@ static void server_free(server *s) {
     mem_free(&m->mem, s, sizeof *s);
 }
 
-static void servers_free(mcp *m) {
-    server *next;
-
-    for (server *s = m->servers; s; s = next) {
-        next = s->next;
-        server_free(s);
+static void servers_free_list(server *list) {
+    while (list) {
+        server *next = list->next;
+        server_free(list);
+        list = next;
     }
+}
+
+static void servers_free(mcp *m) {
+    servers_free_list(m->servers);
     m->servers = NULL;
     if (!m->roster) return;
-    for (server *s = m->roster->gone; s; s = next) {
-        next = s->next;
-        server_free(s);
-    }
+    servers_free_list(m->roster->gone);
     map_free(&m->roster->names);
     mem_free(&m->mem, m->roster, sizeof *m->roster);
     m->roster = NULL;
@@ -24369,6 +24621,8 @@ static void mirror_walk(mirrors *x, mcp_json schema, mirror_place place) {
                !str_is(json_key(v), mirror_keywords[i].name))
             i++;
         if (i == COUNT(mirror_keywords)) continue;
+        // The first is "properties": only through these does a path lead to
+        // one value of the arguments, whatever they are.
         if (i == 0 && place != MIRROR_ELSEWHERE) below = MIRROR_PROPERTY;
         if (!mirror_keywords[i].map && mcp_typeof(v) == MCP_OBJECT) {
             mirror_walk(x, v, below);
@@ -27818,6 +28072,12 @@ static void op_finish(op *o) {
     op_done(o, MCP_OK);
 }
 
+// Was it answered by wanting something first? Then it was not carried out.
+static bool request_asks(const request *r) {
+    return r->more || r->failed.rpc_code == RPC_NEEDS_PAGE ||
+           r->failed.rpc_code == RPC_NEEDS_CAPABILITY;
+}
+
 // o->failed says why, or is filled in from the code. A call that was sent has
 // perhaps been carried out whatever came after: that is said in any case.
 static void op_fail(op *o, mcp_code code) {
@@ -27829,9 +28089,8 @@ static void op_fail(op *o, mcp_code code) {
     if (!o->failed.operation) o->failed.operation = o->operation;
     if (!o->failed.server[0] && o->server[0])
         diag_name(&o->failed, str_of(o->server));
-    // (What was answered by a question has come to its end.)
     o->sent = o->does == MCP_DO_CALL && o->request && o->request->sent &&
-              !o->request->more;
+              !request_asks(o->request);
     if (o->sent && str_find(buf_str(&o->failed.detail), again) == SIZE_MAX)
         fail_more(&o->failed, "The call may have been carried out. It was "
                               "%.*s.", MCP_ARG(again));
@@ -28197,8 +28456,11 @@ static mcp_code dialog_pages(op *o) {
                       "again when that is done"
                     : "%s needs a page to be opened, and the server does not "
                       "say which", o->request->method);
-    if (!questions_taken(o->m, MCP_ASK_ELICIT))
-        return dialog_unknown(o, S("elicitation/create"));
+    if (!questions_taken(o->m, MCP_ASK_ELICIT)) {
+        rc = dialog_unknown(o, S("elicitation/create"));
+        o->say = dialog_page;
+        return rc;
+    }
     o->dialog->pages = true;
     o->dialog->paged++;
     for (mcp_json v = mcp_first(list); !rc && mcp_exists(v); v = mcp_next(v)) {
@@ -28806,7 +29068,12 @@ static mcp_code mirror_value(op *o, str name, mcp_json v) {
     if (!text.ptr) return MCP_OK;
     snprintf(header, sizeof header, "Mcp-Param-%.*s", MCP_ARG(name));
     wire_encoded(o->m, &o->headers, str_of(header), text);
-    return o->headers.err ? fail(&o->failed, o->headers.err, NULL) : MCP_OK;
+    if (!o->headers.err) return MCP_OK;
+    if (o->headers.err != MCP_LIMIT_EXCEEDED)
+        return fail(&o->failed, o->headers.err, NULL);
+    return fail(&o->failed, MCP_LIMIT_EXCEEDED, "with the argument that %s "
+                "wants in the header %s: more than %d bytes of headers",
+                o->server, header, LIMIT_HTTP_LINE);
 }
 
 // Arguments that are absent or null have no header. The others stay in the body
@@ -29222,20 +29489,25 @@ static mcp_code op_list(op *o) {
     return op_tell(o, &w);
 }
 
-// Every other verb connects by itself; this one is for a host that wants to
-// know early.
-static mcp_code op_connect(op *o) {
+// What is told of a connection that stands.
+static mcp_code op_tell_server(op *o, const server *s) {
     mcp_writer w;
-    server *s = op_server(o);
-    mcp_code rc = s ? op_ready(o, s) : o->failed.code;
 
-    if (rc) return rc;
     w_init(&w, &o->m->mem, SIZE_MAX);
     mcp_w_object(&w);
     w_pair(&w, "server", str_of(s->name));
     w_pair(&w, "protocol", str_of(s->version));
     mcp_w_end(&w);
     return op_tell(o, &w);
+}
+
+// Every other verb connects by itself; this one is for a host that wants to
+// know early.
+static mcp_code op_connect(op *o) {
+    server *s = op_server(o);
+    mcp_code rc = s ? op_ready(o, s) : o->failed.code;
+
+    return rc ? rc : op_tell_server(o, s);
 }
 
 // Not while something is being set up or listed: others wait for that. Done
@@ -29286,7 +29558,7 @@ static mcp_code op_refresh(op *o) {
 // MARK: - 22d Signing in
 //
 // The explicit sign-in and its end. Both talk to the authorization server for
-// themselves (section 16f), with a copy of the definition; the connection to
+// themselves (16g, 16h), with a copy of the definition; the connection to
 // the MCP server is closed and made again, so that nothing of it goes on with
 // credentials of before.
 //=============================================================================
@@ -29340,11 +29612,10 @@ static mcp_code sign_begin(op *o, const server_config *c) {
     return o->auth ? MCP_OK : fail(&o->failed, MCP_OUT_OF_MEMORY, NULL);
 }
 
-// The connection of before had other credentials, or none. What is under way
-// on it ends by itself first: others wait for it.
+// Step 2: the connection of before had other credentials, or none. What is
+// under way on it ends by itself first: others wait for it. Step 3: a new one.
 static mcp_code login_connect(op *o) {
     server *s = op_server(o);
-    mcp_writer w;
     mcp_code rc = s ? MCP_OK : o->failed.code;
 
     if (s && o->step == 2) {
@@ -29355,16 +29626,11 @@ static mcp_code login_connect(op *o) {
     if (s) rc = server_ready(s, &o->ticket, &o->failed);
     if (rc == MCP_PENDING) return rc;
     if (rc) fail_more(&o->failed, "The sign-in itself was completed.");
-    if (rc) return rc;
-    w_init(&w, &o->m->mem, SIZE_MAX);
-    mcp_w_object(&w);
-    w_pair(&w, "server", str_of(s->name));
-    w_pair(&w, "protocol", str_of(s->version));
-    mcp_w_end(&w);
-    return op_tell(o, &w);
+    return rc ? rc : op_tell_server(o, s);
 }
 
-// {"browser":false}: the host is shown the URL and brings the callback.
+// {"browser":false}: the host is shown the URL and brings the callback. Step 0
+// begins, step 1 is the sign-in itself; login_connect() has the others.
 static mcp_code op_login(op *o) {
     mcp_json browser = json_opt(o->args, S("browser"));
     const server_config *c = sign_entry(o, false);
@@ -31762,16 +32028,16 @@ static mcp_code command_no_server(command_work *w, const char *name) {
     return MCP_SERVER_UNKNOWN;
 }
 
-// The server a command names, in `*c`; also a disabled or broken one if `any`.
-// From here on a failure is this server's.
-static mcp_code command_server(command_work *w, const char *name, bool any,
-                               const server_config **c) {
-    *c = config_find(w->m->config, str_of(name));
-    if (!*c) return command_no_server(w, name);
-    snprintf(w->d->server, sizeof w->d->server, "%s", (*c)->name);
-    if ((*c)->bad && !any)
-        return fail(w->d, MCP_CONFIGURATION_INVALID, "%s", (*c)->bad);
-    if ((*c)->disabled && !any) return fail(w->d, MCP_SERVER_DISABLED, NULL);
+// Is there the server that a command names? With `any` it may be a disabled or
+// broken one. From here on a failure is this server's.
+static mcp_code command_server(command_work *w, const char *name, bool any) {
+    const server_config *c = config_find(w->m->config, str_of(name));
+
+    if (!c) return command_no_server(w, name);
+    snprintf(w->d->server, sizeof w->d->server, "%s", c->name);
+    if (c->bad && !any)
+        return fail(w->d, MCP_CONFIGURATION_INVALID, "%s", c->bad);
+    if (c->disabled && !any) return fail(w->d, MCP_SERVER_DISABLED, NULL);
     return MCP_OK;
 }
 
@@ -31861,6 +32127,8 @@ static const char *command_mark(bool good) {
 // "x: saved in the global configuration."; `place` may be NULL.
 static void command_done(command_work *w, const char *name, const char *said,
                          const char *place) {
+    mcp_free(w->o->result);  // an operation's own is for programs
+    w->o->result = NULL;
     buf_fmt(&w->text, "%s %s: %s%s%s.", command_mark(true), name, said,
             place ? " " : "", place ? place : "");
     w_pair(&w->json, "server", str_of(name));
@@ -32513,8 +32781,9 @@ static mcp_code command_toggle(command_work *w) {
     mcp_code rc;
 
     e.disable = strcmp(w->is->name, "disable") == 0;
-    rc = command_server(w, e.server, true, &c);
+    rc = command_server(w, e.server, true);
     if (rc) return rc;
+    c = config_find(w->m->config, str_of(e.server));
     if (c->scope == SCOPE_MEMORY)
         return fail(w->d, MCP_CONFIGURATION_INVALID,
                     "the program added this server; no file defines it");
@@ -32636,11 +32905,11 @@ static void command_get_place(command_work *w, const server_config *c) {
 static void command_get_oauth(command_work *w, const server_config *c) {
     const char *between = "; set: ";
 
-    buf_fmt(&w->text, "\nAuthentication: OAuth, %s%s", oauth_grants[c->grant],
+    buf_fmt(&w->text, "\nAuthentication: OAuth, %s%s", grant_names[c->grant],
             c->dpop ? " with DPoP" : "");
     w_key(&w->json, S("oauth"));
     mcp_w_object(&w->json);
-    w_pair(&w->json, "grant", str_of(oauth_grants[c->grant]));
+    w_pair(&w->json, "grant", str_of(grant_names[c->grant]));
     w_pair_bool(&w->json, "dpop", c->dpop);
     w_key(&w->json, S("fields"));
     mcp_w_array(&w->json);
@@ -32697,9 +32966,10 @@ static mcp_code command_get(command_work *w) {
     server *s;
     standing how;
     int64_t tools;
-    mcp_code rc = command_server(w, w->words.list[0], true, &c);
+    mcp_code rc = command_server(w, w->words.list[0], true);
 
     if (rc) return rc;
+    c = config_find(w->m->config, str_of(w->words.list[0]));
     s = server_find(w->m, str_of(c->name));
     how = command_standing(c, s);
     tools = command_tools_known(c->bad ? NULL : s);
@@ -32946,8 +33216,7 @@ static mcp_code command_tool_rows(command_work *w, catalog *k) {
 // caches alone goes before what the command needs.
 static mcp_code command_fetch(command_work *w, const char *name,
                               catalog_need need, catalog **k) {
-    const server_config *c;
-    mcp_code rc = command_server(w, name, false, &c);
+    mcp_code rc = command_server(w, name, false);
     if (rc) return rc;
     if (!w->begun) {
         memset(&w->fetch, 0, sizeof w->fetch);
@@ -33052,7 +33321,6 @@ static void search_keep(command_work *w, const char *query) {
 
 // One after another; a single one's outcome is the command's own.
 static mcp_code command_search(command_work *w) {
-    const server_config *c;
     mcp_writer args;
     mcp_code rc = MCP_OK;
 
@@ -33060,7 +33328,7 @@ static mcp_code command_search(command_work *w) {
         rc = search_judge(w);
         if (!rc) rc = search_queries(w);
         if (rc) return rc;
-        if (w->flags[1]) rc = command_server(w, w->flags[1], false, &c);
+        if (w->flags[1]) rc = command_server(w, w->flags[1], false);
         if (rc) return rc;
         w->begun = true;
         if (w->queries.n > 1) w_key(&w->json, S("searches"));
@@ -33172,11 +33440,8 @@ static mcp_code command_complete(command_work *w) {
     return command_through_args(w, MCP_DO_COMPLETE, w->words.list[0], &args);
 }
 
-// The op's own result is for programs: a person wants to know that it is done.
 static mcp_code command_renewed(command_work *w, mcp_code rc) {
     if (rc) return rc;
-    mcp_free(w->o->result);
-    w->o->result = NULL;
     command_done(w, w->words.list[0], w->is->operation == MCP_OP_RECONNECT
                      ? "connected again and listed"
                      : "its lists are up to date", NULL);
@@ -33188,11 +33453,10 @@ static mcp_code command_renewed(command_work *w, mcp_code rc) {
 // Of all servers it is `list --check` under another name; of one, the failure
 // of the listing is the command's.
 static mcp_code command_refresh(command_work *w) {
-    const server_config *c;
     mcp_code rc;
 
     if (!w->words.n) return command_show(w, true);
-    rc = command_server(w, w->words.list[0], false, &c);
+    rc = command_server(w, w->words.list[0], false);
     if (!rc) rc = command_through(w, MCP_DO_REFRESH, w->words.list[0],
                                   str_make(NULL, 0));
     return command_renewed(w, rc);
@@ -33201,8 +33465,7 @@ static mcp_code command_refresh(command_work *w) {
 // Closed and then refreshed, which connects. Not while others wait for this
 // very connection (code busy): their calls would be lost.
 static mcp_code command_reconnect(command_work *w) {
-    const server_config *c;
-    mcp_code rc = command_server(w, w->words.list[0], false, &c);
+    mcp_code rc = command_server(w, w->words.list[0], false);
     server *s = server_find(w->m, str_of(w->words.list[0]));
 
     if (!rc && !s) rc = command_no_server(w, w->words.list[0]);
@@ -33219,19 +33482,16 @@ static mcp_code command_reconnect(command_work *w) {
 // The browser is opened here, or the host is asked for what a person brings
 // from another machine.
 static mcp_code command_login(command_work *w) {
-    const server_config *c;
     mcp_writer args;
-    mcp_code rc = command_server(w, w->words.list[0], false, &c);
+    mcp_code rc = command_server(w, w->words.list[0], false);
 
     if (rc) return rc;
     command_args(w, &args);
     w_pair_bool(&args, "browser", w->flags[0] == NULL);
     rc = command_through_args(w, MCP_DO_LOGIN, w->words.list[0], &args);
-    if (rc) return rc;
-    mcp_free(w->o->result);
-    w->o->result = NULL;
-    command_done(w, w->words.list[0], "signed in and connected", NULL);
-    return MCP_OK;
+    if (!rc)
+        command_done(w, w->words.list[0], "signed in and connected", NULL);
+    return rc;
 }
 
 // By what a logout came to; the first is for anything else.
@@ -33247,12 +33507,11 @@ static const char *const logout_words[][2] = {
 // What is known of two things: the copy here, and whether the issuer still
 // takes the tokens.
 static mcp_code command_logout(command_work *w) {
-    const server_config *c;
     mcp_json told;
     str revocation;
     bool removed;
     size_t i = COUNT(logout_words);
-    mcp_code rc = command_server(w, w->words.list[0], true, &c);
+    mcp_code rc = command_server(w, w->words.list[0], true);
 
     if (!rc) rc = command_through(w, MCP_DO_LOGOUT, w->words.list[0],
                                   str_make(NULL, 0));
@@ -33269,8 +33528,6 @@ static mcp_code command_logout(command_work *w) {
     if (removed) buf_add(&w->text, str_of(command_closed));
     w_pair_bool(&w->json, "removed", removed);
     w_pair(&w->json, "revocation", str_of(logout_words[i][0]));
-    mcp_free(w->o->result);
-    w->o->result = NULL;
     return MCP_OK;
 }
 
@@ -34419,6 +34676,7 @@ mcp_code mcp_content(const mcp_result *r, mcp_shape shape,
 
 #if USE_POSIX
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -34495,7 +34753,8 @@ static os_result unix_result(int e) {
         {EFBIG, OS_TOO_BIG},       {EEXIST, OS_EXISTS},
         {EADDRINUSE, OS_EXISTS},   {ECONNREFUSED, OS_REFUSED},
         {ENOMEM, OS_NO_MEMORY},    {EAGAIN, OS_AGAIN},
-        {EWOULDBLOCK, OS_AGAIN},
+        {EWOULDBLOCK, OS_AGAIN},   {ENOSPC, OS_FULL},
+        {EDQUOT, OS_FULL},
     };
 
     for (size_t i = 0; i < COUNT(known); i++)
@@ -35045,6 +35304,34 @@ static os_result unix_file_remove(os *o, const char *path) {
     return unlink(path) ? unix_result(errno) : OS_OK;
 }
 
+// Is it "NAME.<16 digits>.tmp", as unix_file_replace() calls its new file?
+static bool unix_is_left(const char *entry, const char *name) {
+    size_t n = strlen(name);
+
+    if (strncmp(entry, name, n) || entry[n] != '.') return false;
+    entry += n + 1;
+    for (n = 0; n < 16; n++)
+        if (hex_digit(entry[n]) < 0) return false;
+    return strcmp(entry + n, ".tmp") == 0;
+}
+
+// What cannot be read or removed stays: nobody depends on it.
+static void unix_file_sweep(os *o, const char *path) {
+    const char *name = strrchr(path, '/');
+    char dir[PATH_MAX];
+    struct dirent *e;
+    DIR *d;
+
+    (void)o;
+    if (!name || (size_t)(name - path) >= sizeof dir) return;
+    memcpy(dir, path, (size_t)(name - path));
+    dir[name++ - path] = 0;
+    d = opendir(dir);
+    while (d && (e = readdir(d)))
+        if (unix_is_left(e->d_name, name)) unlinkat(dirfd(d), e->d_name, 0);
+    if (d) closedir(d);
+}
+
 // The file is made if it is missing and never deleted: to delete a lock file
 // lets two processes hold two files of one name. A directory may be locked
 // too, and a file that may only be read: the lock does not care.
@@ -35378,6 +35665,7 @@ static void os_native(os *o) {
     o->file_unmap = unix_file_unmap;
     o->file_replace = unix_file_replace;
     o->file_remove = unix_file_remove;
+    o->file_sweep = unix_file_sweep;
     o->file_lock = unix_file_lock;
     o->file_real = unix_file_real;
     o->file_link = unix_file_link;

@@ -171,10 +171,12 @@ typedef enum mcp_event_type {
     MCP_EV_DONE = 5,      // a submitted call is finished: id, code
     MCP_EV_TRACE = 6,     // a message on the wire, secrets masked (see options)
     MCP_EV_WARNING = 7,   // something was skipped or could not be saved
-    MCP_EV_ASK = 8        // somebody waits for mcp_answer(): id, ask, request
+    MCP_EV_ASK = 8,       // somebody waits for mcp_answer(): id, ask, request
+    MCP_EV_WITHDRAWN = 9  // and needs no answer any more: id, ask, call
 } mcp_event_type;
 
-// What can be asked, and what the answer is: a JSON object.
+// What can be asked, and what the answer is: a JSON object. The strings of a
+// request are the server's own: only the event's `text` is safe for a terminal.
 typedef enum mcp_ask {
     // A server wants input from the person: the parameters of
     // elicitation/create. {"action":"accept","content":{...}}; a form's content
@@ -187,10 +189,10 @@ typedef enum mcp_ask {
     // A server wants to know where it may work.
     // {"roots":[{"uri":"file:///...","name":"..."}]}
     MCP_ASK_ROOTS = 4,
-    // A sign-in has begun: {"url","redirect_uri","issuer","scopes":[...],
-    // "browser","notes":[...]}. With "browser" the answer comes by itself; else
-    // show the URL and answer {"callback":"the whole URL the browser ended
-    // at"}.
+    // A sign-in has begun: {"message","url","redirect_uri","issuer",
+    // "scopes":[...],"browser","notes":[...]}. With "browser" the answer comes
+    // by itself; else show the URL and answer {"callback":"the whole URL the
+    // browser ended at"}.
     MCP_ASK_SIGN_IN = 8
 } mcp_ask;
 
@@ -203,9 +205,10 @@ typedef struct mcp_event {
     double progress;     // MCP_EV_PROGRESS
     double total;        // 0: not told
     bool outgoing;       // MCP_EV_TRACE: we sent it
-    mcp_ask ask;         // MCP_EV_ASK; `id` is for mcp_answer()
-    uint64_t call;       // MCP_EV_ASK: of the call that waits for it, or 0
-    mcp_json request;    // MCP_EV_ASK: valid until it is answered
+    mcp_ask ask;         // MCP_EV_ASK, _WITHDRAWN; `id` is for mcp_answer()
+    uint64_t call;       // the same: of the call that waits for it, or 0
+    mcp_json request;    // MCP_EV_ASK: until it is answered; of a question that
+                         // is withdrawn it goes first, so copy what you keep
 } mcp_event;
 
 typedef void (*mcp_event_fn)(void *user, const mcp_event *ev);
@@ -401,14 +404,16 @@ MCP_API mcp_code mcp_refresh(mcp *m, const char *server);
 
 // Sign in to a server over HTTP, and connect again. The only call that may
 // register this client, open a browser or ask for more scopes; 120 s. With
-// `browser` false you are asked for the callback instead (MCP_ASK_SIGN_IN).
+// `browser` false you are asked for the callback instead (MCP_ASK_SIGN_IN must
+// be one of `asks`).
 MCP_API mcp_code mcp_login(mcp *m, const char *server, bool browser);
 // Forget the credentials, then have them revoked (5 s). `out` may be NULL:
 // {"server","removed","revocation"}, the last one of confirmed, unsupported,
 // unconfirmed, nothing.
 MCP_API mcp_code mcp_logout(mcp *m, const char *server, mcp_result **out);
 // Answer MCP_EV_ASK, at once or later; the call that asked waits meanwhile. A
-// NULL answer declines. What does not fit is MCP_MISUSE and may be mended.
+// NULL answer declines. What does not fit is MCP_MISUSE and may be mended; the
+// detail of mcp_last_error() says what is wrong, in words for the person.
 MCP_API mcp_code mcp_answer(mcp *m, uint64_t id, const char *answer);
 
 //=============================================================================

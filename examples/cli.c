@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
@@ -624,15 +625,23 @@ static void put_words(const char *text) {
     put_line(s);
 }
 
-// A server's own text, each line marked as such.
+// A server's own text, each line marked as such; what would push the question
+// out of sight is left out.
 static void put_quoted(const char *text) {
-    while (*text) {
-        size_t n = strcspn(text, "\n");
+    enum { LINES = 30, BYTES = 4000 };
+    size_t left = BYTES;
+
+    for (int i = 0; *text && i < LINES && left; i++) {
+        size_t n = strcspn(text, "\n"), show = n < left ? n : left;
+        while (show && show < n && (text[show] & 0xC0) == 0x80) show--;
         fputs("  | ", stderr);
-        put_safe(stderr, text, n);
+        put_safe(stderr, text, show);
         fputc('\n', stderr);
-        text += n + (text[n] == '\n');
+        left -= show;
+        text += show + (text[show] == '\n');
+        if (show < n) break;
     }
+    if (*text) fputs("  (more was said, and is not shown)\n", stderr);
 }
 
 static bool terminal(const cli *c) {
@@ -700,6 +709,20 @@ static void put_address(const char *url) {
     put_words(host + n);
 }
 
+// Does a label of the host begin with "xn--" (RFC 5890)? It then stands for a
+// name in other letters, which may look like a name one knows.
+static bool is_punycode(const char *url) {
+    const char *host = strstr(url, "://");
+    size_t n;
+    host = host ? host + 3 : url;
+    n = strcspn(host, "/?#");
+    for (size_t i = 0; i + 4 <= n; i++)
+        if ((i == 0 || host[i - 1] == '.') &&
+            strncasecmp(host + i, "xn--", 4) == 0)
+            return true;
+    return false;
+}
+
 // "url" mode: the page is the server's and never comes back to us; whether the
 // person has been there is all it is told.
 static void ask_page(cli *c, editor *e, const mcp_event *ev) {
@@ -709,6 +732,9 @@ static void ask_page(cli *c, editor *e, const mcp_event *ev) {
             ev->server);
     put_address(url);
     fputs("\n\n", stderr);
+    if (is_punycode(url))
+        fputs("Look twice: a name that begins with xn-- stands for letters "
+              "that may imitate\nanother site.\n\n", stderr);
     if (!ask_yes(c, e, "Open it? [y/N] ")) {
         mcp_answer(c->m, ev->id, NULL);
         return;
@@ -876,7 +902,10 @@ static void ask_form(cli *c, editor *e, const mcp_event *ev) {
         mcp_writer *w = mcp_w_new(NULL);
         const char *answer = w && fill_form(c, e, schema, w) ? mcp_w_text(w)
                                                              : NULL;
-        if (answer && !ask_yes(c, e, "Send this? [y/N] ")) answer = NULL;
+        if (answer && !ask_yes(c, e, "Send this? [y/N] ")) {
+            fputs("Declined: nothing was sent.\n", stderr);
+            answer = NULL;
+        }
         done = mcp_answer(c->m, ev->id, answer) == MCP_OK || !answer;
         if (!done) {
             fputs("This does not fit: ", stderr);
@@ -943,7 +972,7 @@ static void paste_callback(cli *c, editor *e, const mcp_event *ev) {
     put_words(mcp_string(mcp_get(ev->request, "url"), ""));
     fputs("\n\nWhen you are through, the browser ends at the callback, which "
           "may look like an\nerror. Paste the whole address it shows, within "
-          "two minutes, and nowhere else.\n", stderr);
+          "two minutes, and nowhere else.\nCtrl-D gives up.\n", stderr);
     while (!done) {
         const char *line = pasted_line(c, e), *text = NULL;
         mcp_writer *w = line ? mcp_w_new(NULL) : NULL;
@@ -1056,6 +1085,7 @@ static void on_event(void *user, const mcp_event *ev) {
         clear_progress(c);
         on_ask(c, ev);
         return;
+    case MCP_EV_WITHDRAWN:  // what is asked here is answered at once
     case MCP_EV_DONE:
         return;
     }

@@ -129,16 +129,18 @@ static char *redirect_of(char *page) {
 
 // Where the browser would end, as the answer to MCP_ASK_SIGN_IN.
 static void sign_in(driver *d, const mcp_event *ev) {
-    static const char no[] = "no redirect came";
     char *page = malloc(MAX_PAGE), *to = NULL;
     mcp_writer *w = mcp_w_new(d->m);
-    if (page && get_page(mcp_string(mcp_get(ev->request, "url"), ""), page))
-        to = redirect_of(page);
-    if (!to) d->why = no;
-    mcp_w_object(w);
-    mcp_w_key(w, "callback");
-    mcp_w_string(w, to ? to : "");
-    mcp_w_end(w);
+    const char *url = mcp_string(mcp_get(ev->request, "url"), "");
+    if (page && w && get_page(url, page)) to = redirect_of(page);
+    if (to) {
+        mcp_w_object(w);
+        mcp_w_key(w, "callback");
+        mcp_w_string(w, to);
+        mcp_w_end(w);
+    } else {
+        d->why = "no redirect came";
+    }
     mcp_answer(d->m, ev->id, to ? mcp_w_text(w) : NULL);
     mcp_w_free(w);
     free(page);
@@ -233,6 +235,7 @@ static mcp_code call_item(driver *d, mcp_json tool) {
     mcp_json need = mcp_first(mcp_pointer(tool, "/inputSchema/required"));
     const char *args;
     mcp_code rc;
+    if (!w) return MCP_OUT_OF_MEMORY;
     mcp_w_object(w);
     for (; mcp_exists(need); need = mcp_next(need)) {
         mcp_w_key(w, mcp_string(need, ""));
@@ -523,6 +526,7 @@ static mcp_code add_server(driver *d, const char *url) {
     mcp_json context = mcp_root(d->context);
     mcp_writer *w = mcp_w_new(d->m);
     mcp_code rc;
+    if (!w) return MCP_OUT_OF_MEMORY;
     mcp_w_object(w);
     mcp_w_key(w, "url");
     mcp_w_string(w, url);
