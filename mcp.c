@@ -1503,12 +1503,13 @@ static const struct {
     [MCP_AUTHENTICATION_REQUIRED] =
         {"The server wants credentials, or does not accept those it got.",
          "Sign in with {prefix}login {server}. If its entry has an "
-         "Authorization header, check that instead: it goes before a "
-         "sign-in."},
+         "Authorization header, correct that instead, or remove it: with it "
+         "there is no sign-in."},
     [MCP_PERMISSION_DENIED] =
         {"The server does not allow this.",
          "See what the account and the rules of the service permit. If a "
-         "scope is missing, {prefix}login {server} asks for it."},
+         "scope is missing, {prefix}login {server} asks for it; where "
+         "oauthScopes is set, or nobody signs in, add it there first."},
     [MCP_CREDENTIAL_STORE_UNAVAILABLE] =
         {"The system's store for credentials cannot be used.",
          "Make what the detail names usable. A keyring must run and be "
@@ -1583,9 +1584,10 @@ static const struct {
          "Search again when the server has come to rest."},
     [MCP_OAUTH_FAILED] =
         {"The sign-in was not completed.",
-         "Check the oauth fields of its entry, then {prefix}login {server}. "
-         "With --no-browser the page can be opened on any machine. A server "
-         "without OAuth needs an Authorization header in its entry."},
+         "If a person signs in: {prefix}login {server}, with --no-browser "
+         "where the page is opened on another machine; if nobody does: check "
+         "oauthClientId, the secret or key and oauthTokenAuth in its entry. A "
+         "server without OAuth needs an Authorization header there."},
     [MCP_OAUTH_ISSUER_CHANGED] =
         {"Another authorization server than before is responsible.",
          "Make sure that this is right. If it is, {prefix}logout {server} and "
@@ -1742,7 +1744,7 @@ static bool secrets_add(secrets *k, str value) {
 
 // One that ends: masked until secrets_drop() is called as often. If the same
 // value is a lasting secret too (a server may choose it so), it stays one.
-SPARE static bool secrets_lend(secrets *k, str value) {
+static bool secrets_lend(secrets *k, str value) {
     return secrets_add_forms(k, value, false);
 }
 
@@ -2300,6 +2302,8 @@ typedef struct event {  // queued for the host
     struct event *next;
     mcp_event tell;
     bool (*holds)(mcp *m, mcp_event *tell);  // asked last of all; may be NULL
+    void (*end)(mcp *m, void *own);  // frees `own` with the event, or NULL
+    void *own;
     buf text;
     char server[LIMIT_NAME + 1];
 } event;
@@ -2578,6 +2582,7 @@ static void listeners_wake(mcp *m) {
 }
 
 static void event_free(mcp *m, event *e) {
+    if (e->end) e->end(m, e->own);
     buf_free(&e->text);
     mem_free(&m->mem, e, sizeof *e);
 }
@@ -2612,8 +2617,9 @@ static bool event_shed(mcp *m) {
     return true;
 }
 
-static event *event_queue(mcp *m, mcp_event_type type, const char *server,
-                          str text) {
+// One that waits for event_put(): what must not fail then is made before.
+static event *event_make(mcp *m, mcp_event_type type, const char *server,
+                         str text) {
     event *e = mem_new(&m->mem, sizeof *e);
 
     if (!e) return NULL;
@@ -2627,9 +2633,19 @@ static event *event_queue(mcp *m, mcp_event_type type, const char *server,
     e->tell.type = type;
     e->tell.server = e->server;
     e->tell.text = str_make(buf_z(&e->text), e->text.len);
+    return e;
+}
+
+static void event_put(mcp *m, event *e) {
     *m->loop.events_tail = e;
     m->loop.events_tail = &e->next;
     m->loop.events_n++;
+}
+
+static event *event_queue(mcp *m, mcp_event_type type, const char *server,
+                          str text) {
+    event *e = event_make(m, type, server, text);
+    if (e) event_put(m, e);
     return e;
 }
 
@@ -4360,7 +4376,9 @@ static bool fingerprint(mem *m, hex64 out, mcp_json v) {
 // The host is told when events are delivered. A question that is withdrawn
 // before is never heard of; of one that is withdrawn later the host is told, so
 // that it can close a dialog. These events are never left out, however many
-// others wait.
+// others wait, and that of the withdrawal is made with the question, so that
+// memory cannot fail it. What the host was shown it may read until that event
+// has been delivered, which is why the event takes the question over.
 //=============================================================================
 
 typedef struct question {
@@ -4374,6 +4392,8 @@ typedef struct question {
     mcp_doc *answer;        // NULL: declined
     bool answered;
     bool told;              // the event was delivered
+    bool closed;            // given up, though not yet freed: no answer helps
+    event *gone;            // MCP_EV_WITHDRAWN, for the day
     bool completed;         // a page of the server's: it is done with
     // What does not fit is the host's to mend; may be NULL.
     bool (*fits)(const struct question *q, mcp_json answer, diag *d);
@@ -4398,38 +4418,63 @@ static question *question_find(const mcp *m, uint64_t id) {
 static bool question_tell(mcp *m, mcp_event *tell) {
     question *q = question_find(m, tell->id);
 
-    if (!q || q->answered) return false;
+    if (!q || q->answered || q->closed) return false;
     q->told = true;
     tell->request = q->params;
     return true;
 }
 
-// An event about a question. False: no memory, or nobody listens.
-static bool question_push(mcp *m, const question *q, mcp_event_type type,
-                          str text, bool (*holds)(mcp *, mcp_event *)) {
-    event *e = event_new(m, type, q->server, text);
+// Both events of a question. False: no memory, or nobody listens.
+static bool question_push(mcp *m, question *q, str text) {
+    event *e = event_new(m, MCP_EV_ASK, q->server, text);
 
     if (!e) return false;
     e->tell.id = q->id;
     e->tell.ask = q->kind;
     e->tell.call = q->call;
-    e->holds = holds;
+    e->holds = question_tell;
+    q->gone = event_make(m, MCP_EV_WITHDRAWN, q->server, S(""));
+    if (!q->gone) return false;
+    q->gone->tell.id = q->id;
+    q->gone->tell.ask = q->kind;
+    q->gone->tell.call = q->call;
     return true;
 }
 
-// Also one that is still open: it is then withdrawn. NULL is fine.
+static void question_destroy(mcp *m, void *own) {
+    question *q = own;
+
+    if (q->gone) event_free(m, q->gone);
+    json_free(q->doc);
+    json_free(q->answer);
+    mem_free(&m->mem, q, sizeof *q);
+}
+
+static bool question_quiet(mcp *m, mcp_event *tell) {
+    (void)m, (void)tell;
+    return false;
+}
+
+// Also one that is still open: it is then withdrawn. NULL is fine. From inside
+// the callback an answered one stays too, as the callback may yet read it.
 static void question_free(mcp *m, question *q) {
     question **at = &m->questions;
+    event *gone;
 
     if (!q) return;
     while (*at && *at != q) at = &(*at)->next;
     if (*at) *at = q->next;
     if (!q->told) event_withdraw(m, MCP_EV_ASK, q->id);
-    else if (!q->answered)
-        question_push(m, q, MCP_EV_WITHDRAWN, S(""), NULL);
-    json_free(q->doc);
-    json_free(q->answer);
-    mem_free(&m->mem, q, sizeof *q);
+    if (!q->told || (q->answered && !m->loop.in_callback)) {
+        question_destroy(m, q);
+        return;
+    }
+    gone = q->gone;
+    q->gone = NULL;
+    if (q->answered) gone->holds = question_quiet;
+    gone->end = question_destroy;
+    gone->own = q;
+    event_put(m, gone);
 }
 
 // params is JSON object text, copied; the caller knows that it is one. NULL: no
@@ -4452,7 +4497,7 @@ static question *question_ask(mcp *m, mcp_ask kind, const char *server,
         q->params = json_root(q->doc);
         // Its line for people is what the asker says, if it says something.
         text = mcp_view(json_opt(q->params, S("message")));
-        if (question_push(m, q, MCP_EV_ASK, text, question_tell)) return q;
+        if (question_push(m, q, text)) return q;
     }
     question_free(m, q);
     return NULL;
@@ -4466,7 +4511,8 @@ static mcp_code question_answer(mcp *m, uint64_t id, str json, diag *d) {
     const char *why = NULL;
     mcp_code rc;
 
-    if (!q) return fail(d, MCP_MISUSE, "no question of this id is open");
+    if (!q || q->closed)
+        return fail(d, MCP_MISUSE, "no question of this id is open");
     if (q->answered)
         return fail(d, MCP_MISUSE, "this question was answered already");
     if (json.ptr) {
@@ -4563,13 +4609,14 @@ static bool form_listed(mcp_json list, mcp_json v) {
     return false;
 }
 
-// So many digits, cut off.
+// The number that the first `n` characters make, cut off.
 static bool form_digits(str *s, size_t n, uint64_t *out) {
     bool ok = s->len >= n && str_to_u64(str_head(*s, n), UINT32_MAX, out);
     if (ok) *s = str_skip(*s, n);
     return ok;
 }
 
+// That character next, cut off; letters in either case (RFC 3339 5.6).
 static bool form_sign(str *s, char c) {
     bool ok = s->len && to_lower(s->ptr[0]) == c;
     if (ok) *s = str_skip(*s, 1);
@@ -4636,6 +4683,7 @@ static bool form_is_uri(str s) {
     return scheme.len && is_alpha(scheme.ptr[0]) && rest.len;
 }
 
+// The formats of text, as the table below wants them.
 static bool form_is_date(str s) {
     return form_date(&s) && s.len == 0;
 }
@@ -4730,6 +4778,8 @@ static const char *form_plain_wrong(mcp_json f, mcp_json v) {
     return form_number_wrong(f, v, str_is(type, "integer"));
 }
 
+// The same for any field. If it fits none of several types, what the first has
+// against it is said.
 static const char *form_wrong(mcp_json f, mcp_json v) {
     mcp_json types = form_types(f);
     const char *first = NULL;
@@ -4765,6 +4815,7 @@ static bool form_plain_ok(mcp_json f) {
     return false;
 }
 
+// The same with the types of a field that has several.
 static bool form_field_ok(mcp_json f) {
     mcp_json types = form_types(f);
     uint32_t n = 0;
@@ -11205,6 +11256,16 @@ static const field_def *config_field_named(str name) {
     return NULL;
 }
 
+// The field that was meant by what is none, or NULL.
+static const char *config_meant(str key) {
+    for (size_t i = 0; i < COUNT(config_synonyms); i++)
+        if (str_is(key, config_synonyms[i][0])) return config_synonyms[i][1];
+    for (size_t i = 0; i < COUNT(config_fields); i++)
+        if (str_eq_nocase(key, str_of(config_fields[i].name)))
+            return config_fields[i].name;
+    return NULL;
+}
+
 // A key that is no field, before any value is looked at. The key itself comes
 // from the file, so it is cut and made harmless.
 static void config_unknown(config *c, server_config *s, const char *file,
@@ -11217,11 +11278,8 @@ static void config_unknown(config *c, server_config *s, const char *file,
     for (mcp_json v = mcp_first(def); mcp_exists(v); v = mcp_next(v)) {
         char name[64];
         str key = utf8_cut(json_key(v), sizeof name);
-        const char *instead = NULL;
+        const char *instead = config_meant(key);
         if (config_field_named(json_key(v))) continue;
-        for (size_t i = 0; i < COUNT(config_synonyms); i++)
-            if (str_is(key, config_synonyms[i][0]))
-                instead = config_synonyms[i][1];
         config_bad(c, s, file, "unknown field \"%.*s\"%s%s%s",
                    (int)text_line(name, key), name,
                    instead ? " (here it is \"" : "", instead ? instead : "",
@@ -11314,7 +11372,7 @@ static bool config_has_oauth(mcp_json def) {
 }
 
 // Do we sign in to it? The header that the user wrote wins, and says all.
-SPARE static bool config_uses_oauth(const server_config *c) {
+static bool config_uses_oauth(const server_config *c) {
     return USE_OAUTH && c->transport == TRANSPORT_HTTP &&
            !config_pair(&c->headers, S("authorization"), true);
 }
@@ -12310,7 +12368,7 @@ static void fill_secret(fill_work *f, const oauth_def *def,
     if (!fill_is_command(written)) {
         *to = fill_text(f, def->field, written, FILL_DOLLARS);
         if (f->rc) return;
-        if (!**to) fill_fail(f, def->field, "is empty");
+        if (!**to) fill_fail(f, def->field, "the value is empty");
         if (!f->rc) f->rc = config_hide(f->m, str_of(*to), f->d);
         return;
     }
@@ -12403,7 +12461,7 @@ static void fill_cwd(fill_work *f) {
     const char *base = f->m->config ? f->m->config->project_dir : NULL;
     const char *own = f->c->cwd ? fill_text(f, "cwd", f->c->cwd, 0) : NULL;
 
-    if (own && !*own) fill_fail(f, "cwd", "is empty");
+    if (own && !*own) fill_fail(f, "cwd", "the value is empty");
     if (f->rc) return;
     if (own)
         f->r->cwd = config_join(f->m, &f->r->arena, base, own);
@@ -12421,7 +12479,7 @@ static void fill_stdio(fill_work *f) {
 
     r->argv = fill_new(f, size_add(c->args.n, 2), sizeof *r->argv);
     if (!f->rc) r->argv[0] = fill_text(f, "command", c->command, 0);
-    if (!f->rc && !*r->argv[0]) fill_fail(f, "command", "is empty");
+    if (!f->rc && !*r->argv[0]) fill_fail(f, "command", "the value is empty");
     for (uint32_t i = 0; i < c->args.n && !f->rc; i++) {
         char field[32];
         snprintf(field, sizeof field, "args[%u]", (unsigned)i);
@@ -12586,7 +12644,7 @@ typedef struct secret_run {
     char shell[8], flag[3];
     char *argv[4];
     uint32_t at;              // in it
-    int64_t deadline;
+    int64_t ms, deadline;     // how long all of them may take
 } secret_run;
 
 static secret_run *secret_new(mcp *m, const server_config *c, resolved *r,
@@ -12599,6 +12657,7 @@ static secret_run *secret_new(mcp *m, const server_config *c, resolved *r,
     s->r = r;
     s->commands = commands;
     s->owner = owner;
+    s->ms = ms;
     s->deadline = m->loop.now + ms;
     job_wake(m, owner);  // the first secret_take() starts the first command
     return s;
@@ -12710,14 +12769,21 @@ static mcp_code secret_keep(secret_run *s, str value, diag *d) {
 // How one command ended; below zero nobody knows its status.
 static mcp_code secret_outcome(secret_run *s, mcp_code rc, str text,
                                int status, diag *d) {
+    bool seconds = s->ms % 1000 == 0;
+    char why[60] = "failed";
+
     switch (rc) {
     case MCP_OK:
         if (status == 0) return secret_keep(s, text, d);
-        rc = secret_fail(s, d, MCP_SECRET_LOOKUP_FAILED, "failed");
+        if (status > 0)
+            snprintf(why, sizeof why, "ended with status %d", status);
+        rc = secret_fail(s, d, MCP_SECRET_LOOKUP_FAILED, why);
         if (status > 0) d->exit_status = status;
         return rc;
     case MCP_TIMEOUT:
-        return secret_fail(s, d, rc, "took too long");
+        snprintf(why, sizeof why, "took longer than %d %s",
+                 (int)(seconds ? s->ms / 1000 : s->ms), seconds ? "s" : "ms");
+        return secret_fail(s, d, rc, why);
     case MCP_LIMIT_EXCEEDED:
         return secret_fail(s, d, MCP_SECRET_LOOKUP_FAILED,
                            "printed more than 64 KiB");
@@ -13734,7 +13800,8 @@ static mcp_code record_read(mcp *m, const char *site, const char *client_id,
         if (rc != MCP_OUT_OF_MEMORY && r->arena.err != MCP_OUT_OF_MEMORY)
             rc = fail(d, MCP_OPERATION_FAILED,
                       "the stored credentials of this server are damaged or "
-                      "of another kind; sign out to remove them");
+                      "of another kind: logout removes them, login puts new "
+                      "ones there");
         else
             rc = fail(d, MCP_OUT_OF_MEMORY, NULL);
         record_free(m, r);
@@ -14709,10 +14776,29 @@ static store_kind store_named(const char *word) {
     return STORE_UNKNOWN;
 }
 
+// The word for the store that is set, and where: as an option of the host, else
+// in the environment.
+static const char *store_word(mcp *m, const char **setting) {
+    const char *word = m->opt.credentials;
+
+    *setting = "mcp_options.credentials";
+    if (word && *word) return word;
+    *setting = "MCP_CREDENTIALS";
+    word = config_env(m, "MCP_CREDENTIALS");
+    return word ? word : "keyring";
+}
+
+// Do credentials go with this handle? A person who signs in wants to know.
+SPARE static bool store_passing(mcp *m) {
+    const char *setting;
+    return !m->opt.store &&
+           store_named(store_word(m, &setting)) == STORE_MEMORY;
+}
+
 // Once for each vault: where its record is kept, and where its lock.
 static mcp_code vault_open(vault *v, diag *d) {
     mcp *m = v->m;
-    const char *word = m->opt.credentials, *setting = "credentials";
+    const char *setting, *word = store_word(m, &setting);
     mcp_code rc;
 
     if (v->kind != STORE_UNKNOWN) return MCP_OK;
@@ -14727,11 +14813,7 @@ static mcp_code vault_open(vault *v, diag *d) {
         v->kind = STORE_HOST;
         return MCP_OK;
     }
-    if (!word || !*word) {
-        setting = "MCP_CREDENTIALS";
-        word = config_env(m, setting);
-    }
-    v->kind = word ? store_named(word) : STORE_NATIVE;
+    v->kind = store_named(word);
     if (v->kind != STORE_UNKNOWN) return MCP_OK;
     return fail(d, MCP_CONFIGURATION_INVALID,
                 "%s is none of keyring, file and memory: \"%s\"", setting,
@@ -14896,6 +14978,11 @@ static void vault_mark(vault *v, const char *id) {
 
 static void vaults_free(mcp *m) {
     (void)m;
+}
+
+SPARE static bool store_passing(mcp *m) {
+    (void)m;
+    return false;
 }
 
 #endif  // USE_OAUTH
@@ -15649,8 +15736,7 @@ static const char *callback_read(buf *text, str query, callback_pairs *p) {
 
 // Is it the address that was registered? Its query, if it has one, is the
 // beginning of this one.
-static mcp_code callback_place(mem *m, str given, str redirect, str *query,
-                               const char **why) {
+static mcp_code callback_place(mem *m, str given, str redirect, str *query) {
     url a, b;
     str head, want;
     mcp_code rc;
@@ -15669,11 +15755,7 @@ static mcp_code callback_place(mem *m, str given, str redirect, str *query,
         *query = str_skip(*query, want.len);
         if (query->len && *query->ptr != '&') rc = MCP_PROTOCOL_ERROR;
     }
-    if (rc && rc != MCP_OUT_OF_MEMORY) {
-        *why = "is not at the address that was registered";
-        rc = MCP_OAUTH_FAILED;
-    }
-    return rc;
+    return rc && rc != MCP_OUT_OF_MEMORY ? MCP_OAUTH_FAILED : rc;
 }
 
 // What is wrong with the parameters, or NULL.
@@ -15716,7 +15798,7 @@ static mcp_code callback_parse(mem *m, str text, str redirect, str state,
     for (size_t i = 0; i < text.len && !why; i++)
         if ((uint8_t)text.ptr[i] <= ' ' || text.ptr[i] == 0x7F)
             why = "holds a blank or a control character";
-    if (!why) rc = callback_place(m, text, redirect, &query, &why);
+    if (!why) rc = callback_place(m, text, redirect, &query);
     buf_init(&out->text, m, size_add(LIMIT_CALLBACK, 1));
     if (!rc && !why && !buf_reserve(&out->text, size_add(query.len, 1)))
         rc = out->text.err;
@@ -15725,7 +15807,10 @@ static mcp_code callback_parse(mem *m, str text, str redirect, str state,
     if (!rc && !why) return MCP_OK;
     callback_answer_free(out);
     if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
-    return fail(d, MCP_OAUTH_FAILED, "the callback %s", why);
+    if (why) return fail(d, MCP_OAUTH_FAILED, "the callback %s", why);
+    return fail(d, MCP_OAUTH_FAILED,
+                "this is not the address the browser ended at; it begins with "
+                "%.*s", MCP_ARG(redirect));
 }
 
 // RFC 9207 2.4, and the table of the MCP specification: one that promised to
@@ -16090,7 +16175,7 @@ static mcp_code key_from_pem(mem *m, str pem, key_pair *out, diag *d) {
     mem_free(m, r, sizeof *r);
     if (!why) return MCP_OK;
     memset(out, 0, sizeof *out);
-    return fail(d, MCP_CONFIGURATION_INVALID, "the key %s", why);
+    return fail(d, MCP_CONFIGURATION_INVALID, "oauthPrivateKey %s", why);
 }
 
 // The public key (RFC 7517), its members in the order that RFC 7638 hashes.
@@ -16254,6 +16339,7 @@ struct callback {
     url redirect_url;
     buf redirect, state, answer;
     bool answered;
+    os_result refused;         // why it does not listen
     callback_conn conns[LIMIT_CALLBACK_CONNS];
 };
 
@@ -16564,7 +16650,8 @@ static mcp_code callback_listen(callback *c, watch *w, os_addr a) {
     mcp *m = c->m;
 
     a.port = c->redirect_url.port;
-    if (m->os.listen(&m->os, &a, &fd)) return MCP_CALLBACK_UNAVAILABLE;
+    c->refused = m->os.listen(&m->os, &a, &fd);
+    if (c->refused) return MCP_CALLBACK_UNAVAILABLE;
     if (!watch_add(m, w, fd, MCP_READABLE, &c->job)) {
         m->os.close(&m->os, fd);
         return MCP_OUT_OF_MEMORY;
@@ -16588,6 +16675,21 @@ static mcp_code callback_bind(callback *c) {
     if (!rc && callback_listen(c, &c->on[1], six) == MCP_OUT_OF_MEMORY)
         rc = MCP_OUT_OF_MEMORY;
     return rc;
+}
+
+// Why there is no listener.
+static mcp_code callback_fail(const callback *c, mcp_code rc, diag *d) {
+    unsigned port = (unsigned)c->redirect_url.port;
+    str host = c->redirect_url.host;
+
+    if (rc == MCP_OUT_OF_MEMORY) return fail(d, rc, NULL);
+    rc = MCP_CALLBACK_UNAVAILABLE;
+    if (c->refused == OS_EXISTS)
+        return fail(d, rc, "port %u of %.*s is in use", port, MCP_ARG(host));
+    if (c->refused == OS_DENIED)
+        return fail(d, rc, "port %u of %.*s may not be opened by this user",
+                    port, MCP_ARG(host));
+    return fail(d, rc, "port %u of this machine cannot be listened at", port);
 }
 
 // Listen at the redirect URI (http, this machine, the port it names) for the
@@ -16621,11 +16723,7 @@ static callback *callback_open(mcp *m, str redirect, str state, job *owner,
         m->callbacks = c;
         return c;
     }
-    if (rc == MCP_OUT_OF_MEMORY) fail(d, rc, NULL);
-    else
-        fail(d, MCP_CALLBACK_UNAVAILABLE,
-             "port %u of this machine cannot be listened at",
-             (unsigned)c->redirect_url.port);
+    callback_fail(c, rc, d);
     callback_destroy(c);
     return NULL;
 }
@@ -16694,6 +16792,16 @@ static bool browser_program(mcp *m, int number, buf *out) {
     if (number >= (int)COUNT(browser_programs)) return false;
     buf_add(out, str_of(browser_programs[number]));
     return true;
+}
+
+// All of them, as words.
+static void browser_names(mcp *m, buf *out) {
+    buf one;
+
+    buf_init(&one, &m->mem, PROC_PATH_MAX);
+    for (int i = 0; browser_program(m, i, &one); i++)
+        buf_fmt(out, "%s%s", i ? ", " : "", buf_z(&one));
+    buf_free(&one);
 }
 
 static void browser_done(opener *b, mcp_code code) {
@@ -16998,6 +17106,7 @@ typedef struct seek {
     const record *known;  // what we have from before, or NULL
     str told;             // resource_metadata of the challenge, or empty
     str pinned;           // the one issuer that may be, or empty
+    bool demanded;        // the entry says so, not the first sign-in
     bool old_rules;       // those of 2025-03-26 may be used
     bool defaults;        // its default places too: the server did refuse
     // What is found.
@@ -17078,6 +17187,17 @@ static int seek_worth(const record *known, str issuer) {
     return g->access || g->refresh ? 2 : g->client_id != NULL;
 }
 
+// The one that may be is not among those that the server names.
+static mcp_code seek_astray(const seek *f, diag *d) {
+    if (f->demanded)
+        return fail(d, MCP_CONFIGURATION_INVALID,
+                    "the server does not name %.*s, which oauthIssuer in its "
+                    "entry demands", MCP_ARG(f->pinned));
+    return fail(d, MCP_OAUTH_ISSUER_CHANGED,
+                "the server no longer names %.*s, to whom the client id "
+                "belongs since the first sign-in", MCP_ARG(f->pinned));
+}
+
 // The server may name several, and the choice is ours (RFC 9728 7.6): the one
 // that knows us already, else the first.
 static mcp_code seek_choose(seek *f, diag *d) {
@@ -17093,11 +17213,7 @@ static mcp_code seek_choose(seek *f, diag *d) {
         best = issuer;
         worth = seek_worth(f->known, issuer);
     }
-    if (!best.len && f->pinned.len)
-        return fail(d, MCP_OAUTH_ISSUER_CHANGED,
-                    "the server does not name %.*s, to whom the client id "
-                    "belongs (by oauthIssuer in its entry, or by the first "
-                    "sign-in)", MCP_ARG(f->pinned));
+    if (!best.len && f->pinned.len) return seek_astray(f, d);
     if (!best.len)
         return fail(d, MCP_OAUTH_FAILED,
                     "the server names no authorization server");
@@ -17144,9 +17260,7 @@ static mcp_code seek_no_server(seek *f, diag *d) {
     if (f->issuer.err)
         return fail_room(d, f->issuer.err, "the issuer's name", LIMIT_URL);
     if (!f->pinned.len || str_eq(buf_str(&f->issuer), f->pinned)) return MCP_OK;
-    return fail(d, MCP_OAUTH_ISSUER_CHANGED,
-                "the server names no authorization server any more; the client "
-                "id belongs to %.*s", MCP_ARG(f->pinned));
+    return seek_astray(f, d);
 }
 
 // None for the issuer: 2025-03-26 then has default places at the origin.
@@ -17568,7 +17682,8 @@ typedef struct auth_work {
     str hidden[WORK_HIDDEN];  // secrets lent to the mask
     int hidden_n;
     challenge challenge;   // what the server wants, or empty
-    int status;            // 401 or 403, or 0
+    int status;            // 401 or 403, or 0; of a login any
+    bool spoke;            // JSON or a stream came with it, so it may be MCP
     bool login;            // somebody asked for it by name
     bool browser;
     bool may_sign_in;      // if nothing else helps
@@ -17582,6 +17697,7 @@ typedef struct auth_work {
     http_xchg *x;
     seek find;
     token_call call;
+    diag no_store;         // why a login could not read it
     record *draft;         // a sign-in's; its one grant is what will be stored
     record *stored;        // as it was read under the lock
     client_face client;
@@ -17763,6 +17879,7 @@ static void auth_release(auth *a) {
     token_call_free(&w->call);
     record_free(a->m, w->draft);
     record_free(a->m, w->stored);
+    diag_free(&w->no_store);
     challenge_free(&w->challenge);
     for (int i = 0; i < w->hidden_n; i++)
         secrets_drop(&a->m->secrets, w->hidden[i]);
@@ -17784,6 +17901,7 @@ static void auth_begin(auth *a, const auth_goal *goal, int64_t ms) {
     w->errand.site = &a->site;
     w->errand.until = ms == NEVER ? NEVER : a->m->loop.now + ms;
     arena_init(&w->texts, &a->m->mem, LIMIT_FORM);
+    diag_init(&w->no_store, &a->m->mem, &a->m->secrets);
     for (size_t i = 0; i < COUNT(bufs); i++)
         buf_init(bufs[i], &a->m->mem, LIMIT_FORM);
     diag_restart(&a->failed, MCP_OK);
@@ -17839,6 +17957,17 @@ static void auth_finish(auth *a, mcp_code rc) {
     if (!a->config) auth_delete(a);
 }
 
+// Time is over. What there is to do next is not the same for a person.
+static mcp_code auth_late(auth *a) {
+    int s = TIME_LOGIN / 1000;
+
+    if (a->work.url.len)
+        return fail(&a->failed, MCP_TIMEOUT,
+                    "nobody finished the sign-in in the browser within %d s: "
+                    "start it again with login", s);
+    return fail(&a->failed, MCP_TIMEOUT, "no token came within %d s", s);
+}
+
 static void auth_step(mcp *m, job *j) {
     auth *a = (auth *)(void *)j;
 
@@ -17846,8 +17975,7 @@ static void auth_step(mcp *m, job *j) {
         int64_t until = a->work.errand.until;
         mcp_code rc = a->goal->moves[a->at](a);
         if (rc == MCP_PENDING && m->loop.now >= until)
-            rc = fail(&a->failed, MCP_TIMEOUT, "not signed in within %d s",
-                      TIME_LOGIN / 1000);
+            rc = auth_late(a);
         if (rc == MCP_PENDING) {
             job_at(m, j, a->work.errand.until);
             return;
@@ -18176,11 +18304,17 @@ static mcp_code move_queue(auth *a) {
 
 // Somebody else has signed in meanwhile, in another process perhaps: then there
 // is nothing to ask, unless this is a login or its scopes do not reach.
+// A login looks first whether the server wants any: then a store that cannot
+// be used is told by move_try_store() (fr.85).
 static mcp_code move_read_first(auth *a) {
     uint32_t mark = a->mark;
     const grant *g;
     mcp_code rc = move_read(a);
 
+    if (rc == MCP_CREDENTIAL_STORE_UNAVAILABLE && a->work.login) {
+        diag_copy(&a->work.no_store, &a->failed);
+        return MCP_OK;
+    }
     if (rc || a->work.login) return rc;
     g = auth_token(a);
     if (!g || !mark || a->mark == mark || token_stale(a->m, g)) return MCP_OK;
@@ -18238,6 +18372,16 @@ static mcp_code bare_send(auth *a) {
     return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
 }
 
+// Does what came speak as an MCP server does?
+static bool bare_spoke(const http_head *h) {
+    str type = head_get(h, S("Content-Type")), rest;
+
+    str_cut(type, ';', &type, &rest);
+    type = str_trim(type);
+    return str_eq_nocase(type, S("application/json")) ||
+           str_eq_nocase(type, S("text/event-stream"));
+}
+
 // A login has no refusal to begin with, so it asks for one: the challenge may
 // say where the metadata is and which scopes are wanted. A server that answers
 // without is asked for its metadata all the same.
@@ -18256,6 +18400,7 @@ static mcp_code move_bare(auth *a) {
         return MCP_PENDING;
     }
     w->status = http_answer(w->x)->status;
+    w->spoke = bare_spoke(http_answer(w->x));
     challenge_free(&w->challenge);
     rc = challenge_parse(&a->m->mem, http_answer(w->x), &w->challenge);
     nonce_take(&a->nonce, http_answer(w->x));
@@ -18264,21 +18409,38 @@ static mcp_code move_bare(auth *a) {
     return rc ? fail(&a->failed, rc, NULL) : MCP_OK;
 }
 
+// The host's own place for the answer: the code must not go there in the clear.
+static mcp_code redirect_check(auth *a, str uri) {
+    url u;
+    mcp_code rc = url_parse(&a->m->mem, uri, &u);
+    bool ok = !rc && endpoint_ok(&u, true);
+
+    if (!rc) url_free(&a->m->mem, &u);
+    if (ok) return MCP_OK;
+    if (rc == MCP_OUT_OF_MEMORY) return fail(&a->failed, rc, NULL);
+    return fail(&a->failed, MCP_CONFIGURATION_INVALID,
+                "redirect_uri is neither https nor an http address of this "
+                "machine");
+}
+
 // Where the answer is to arrive. The listener comes first: if its port is
 // taken, nobody is to be registered or sent anywhere.
 static mcp_code move_listen(auth *a) {
     auth_work *w = &a->work;
     const char *uri = a->m->opt.redirect_uri;
     int port = a->config->oauth_callback_port;
+    mcp_code rc;
 
     if (!uri && !w->browser && !questions_taken(a->m, MCP_ASK_SIGN_IN))
         return fail(&a->failed, MCP_OAUTH_FAILED,
-                    "nobody is there to be shown the URL of the sign-in");
+                    "nobody is there to be shown the URL of the sign-in "
+                    "(MCP_ASK_SIGN_IN is not in mcp_options.asks)");
     if (uri && !questions_taken(a->m, MCP_ASK_SIGN_IN))
         return fail(&a->failed, MCP_OAUTH_FAILED,
                     "redirect_uri is set, but the host does not take "
                     "MCP_ASK_SIGN_IN");
     buf_clear(&w->redirect);
+    if (uri && (rc = redirect_check(a, str_of(uri)))) return rc;
     if (uri) buf_add(&w->redirect, str_of(uri));
     else
         buf_fmt(&w->redirect, "http://127.0.0.1:%d/callback",
@@ -18319,6 +18481,29 @@ static str auth_told(const auth *a) {
     return c->metadata.len ? c->metadata : buf_str(&a->told);
 }
 
+// Nobody says where to sign in. What the server itself said to a login's bare
+// request tells a person more than that.
+static mcp_code bare_verdict(auth *a) {
+    auth_work *w = &a->work;
+    bool in = w->status / 100 == 2, none = w->find.origin_only;
+    const char *origin = buf_z(&w->find.issuer);
+
+    if (!none && w->find.state != SEEK_SERVER) return MCP_OAUTH_FAILED;
+    if (w->spoke && (in || (none && w->status == 400)))
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "the server asks for no sign-in: it answers without one");
+    if (!none || w->status == 401 || w->status == 403) return MCP_OAUTH_FAILED;
+    if (in)
+        return fail(&a->failed, MCP_OAUTH_FAILED,
+                    "what answers at this URL is no MCP server, and %s has no "
+                    "OAuth metadata; is the URL right?", origin);
+    fail(&a->failed, MCP_OAUTH_FAILED,
+         "the server answers HTTP status %d at this URL, and %s has no OAuth "
+         "metadata; is the URL right?", w->status, origin);
+    a->failed.http_status = w->status;
+    return MCP_OAUTH_FAILED;
+}
+
 static mcp_code move_discover(auth *a) {
     auth_work *w = &a->work;
     mcp_code rc;
@@ -18328,6 +18513,7 @@ static mcp_code move_discover(auth *a) {
         w->find.known = a->record;
         w->find.told = arena_str(&w->texts, auth_told(a));
         w->find.pinned = arena_str(&w->texts, auth_pinned(a));
+        w->find.demanded = a->now->oauth.issuer != NULL;
         w->find.old_rules = auth_interactive(a);
         w->find.defaults = !w->login || w->status == 401 || w->status == 403;
     }
@@ -18335,12 +18521,7 @@ static mcp_code move_discover(auth *a) {
         return fail_room(&a->failed, w->texts.err, "the challenge",
                          LIMIT_FORM);
     rc = seek_step(&w->find, &a->failed);
-    if (rc == MCP_PENDING || rc == MCP_OK) return rc;
-    // A server that let a bare request in, and has nothing to say about it.
-    if (w->login && w->status / 100 == 2 && rc == MCP_OAUTH_FAILED &&
-        (w->find.state == SEEK_SERVER || w->find.origin_only))
-        return fail(&a->failed, rc, "the server asks for no sign-in");
-    return rc;
+    return rc == MCP_OAUTH_FAILED && w->login ? bare_verdict(a) : rc;
 }
 
 static str config_scopes(const auth *a, buf *out) {
@@ -18437,10 +18618,14 @@ static mcp_code client_method(auth *a, const char **how) {
     else
         *how = client_auth_method(a->work.find.as.auth_methods,
                                   o->client_secret != NULL, o->token_auth);
-    if (*how) return MCP_OK;
+    // A grant of the client's own is nothing without its secret.
+    if (*how && !(auth_unattended(a) && o->client_secret &&
+                  strcmp(*how, "none") == 0))
+        return MCP_OK;
     return fail(&a->failed, MCP_OAUTH_FAILED,
                 "the authorization server takes the client's secret in no way "
-                "that we have");
+                "that we have; oauthTokenAuth in the entry of the server names "
+                "one all the same");
 }
 
 // As who we go to this issuer, in the order of the specification: the
@@ -18729,7 +18914,9 @@ static bool invite_fits(const question *q, mcp_json answer, diag *d) {
     mcp_code rc;
 
     if (!text.len) {
-        fail(d, MCP_MISUSE, "the answer has no \"callback\"");
+        bool told = mcp_typeof(json_opt(answer, S("callback"))) == MCP_STRING;
+        fail(d, MCP_MISUSE, told ? "the pasted address is empty"
+                                 : "the answer has no \"callback\"");
         return false;
     }
     rc = callback_parse(&a->m->mem, text, buf_str(&a->work.redirect),
@@ -18786,6 +18973,18 @@ static mcp_code move_invite(auth *a) {
     return w->opener ? MCP_OK : a->failed.code;
 }
 
+static mcp_code browser_none(auth *a) {
+    mcp_code rc;
+    buf names;
+
+    buf_init(&names, &a->m->mem, LIMIT_MESSAGE);
+    browser_names(a->m, &names);
+    rc = fail(&a->failed, MCP_OAUTH_FAILED,
+              "no browser could be started (tried: %s)", buf_z(&names));
+    buf_free(&names);
+    return rc;
+}
+
 // The answer comes to the listener or to the host, whichever is first.
 static mcp_code move_answer(auth *a) {
     auth_work *w = &a->work;
@@ -18802,8 +19001,7 @@ static mcp_code move_answer(auth *a) {
         buf_add(&w->came, str_trim(came));
     } else if (w->opener && !w->question &&
                browser_take(w->opener) == MCP_OPERATION_FAILED) {
-        return fail(&a->failed, MCP_OAUTH_FAILED,
-                    "no browser could be started");
+        return browser_none(a);
     } else {
         return MCP_PENDING;
     }
@@ -18918,12 +19116,13 @@ static mcp_code move_merge(auth *a) {
 // Before anything is registered or anybody asked: what comes of it must have a
 // place. Where a record was read there is one.
 static mcp_code move_try_store(auth *a) {
+    if (a->work.no_store.code) return fail_from(&a->failed, &a->work.no_store);
     return a->record ? MCP_OK : vault_try(a->vault, &a->failed);
 }
 
 static const auth_move moves_sign_in[] = {
-    move_queue, move_secrets, move_read_first, move_bare, move_try_store,
-    move_listen, move_discover, move_client, move_register, move_trial,
+    move_queue, move_secrets, move_read_first, move_bare, move_listen,
+    move_discover, move_try_store, move_client, move_register, move_trial,
     move_invite, move_answer, move_code, move_lock, move_merge, move_store};
 static const auth_goal goal_sign_in = {moves_sign_in, COUNT(moves_sign_in),
                                        true};
@@ -18996,11 +19195,15 @@ static const auth_goal goal_read = {moves_read, COUNT(moves_read), false};
 
 // What a person has to allow before this can be done.
 static mcp_code auth_denied(auth *a, diag *d) {
+    bool fixed = auth_unattended(a) ||
+                 (a->config && a->config->oauth_scopes.n);
+
     if (!a->lacking.len)
         return fail(d, MCP_PERMISSION_DENIED,
                     "the token does not allow this");
-    return fail(d, MCP_PERMISSION_DENIED, "the token lacks these scopes: %s",
-                buf_z(&a->lacking));
+    return fail(d, MCP_PERMISSION_DENIED, "the token lacks these scopes: %s%s",
+                buf_z(&a->lacking),
+                fixed ? "; add them to oauthScopes in its entry" : "");
 }
 
 // The next login, in another process perhaps, asks for what is lacking now: it
@@ -19656,17 +19859,17 @@ typedef struct http_head http_head;  // of a section that is not built
 #endif
 
 // Nobody makes one.
-SPARE static auth *auth_new(mcp *m, const server_config *c, resolved *r,
-                            job *owner) {
+static auth *auth_new(mcp *m, const server_config *c, resolved *r,
+                      job *owner) {
     (void)m, (void)c, (void)r, (void)owner;
     return NULL;
 }
 
-SPARE static void auth_free(auth *a) {
+static void auth_free(auth *a) {
     (void)a;
 }
 
-SPARE static mcp_code auth_ready(auth *a, diag *d) {
+static mcp_code auth_ready(auth *a, diag *d) {
     (void)a, (void)d;
     return MCP_OK;
 }
@@ -19688,34 +19891,34 @@ SPARE static void auth_heard(auth *a, const http_head *h) {
     (void)a, (void)h;
 }
 
-SPARE static bool auth_asking(const auth *a) {
+static bool auth_asking(const auth *a) {
     (void)a;
     return false;
 }
 
-SPARE static void auth_identity(const auth *a, hex64 out) {
+static void auth_identity(const auth *a, hex64 out) {
     (void)a;
     out[0] = 0;
 }
 
-SPARE static mcp_code auth_login(auth *a, bool browser, diag *d) {
+static mcp_code auth_login(auth *a, bool browser, diag *d) {
     (void)a, (void)browser;
     return fail(d, MCP_NOT_BUILT, NULL);
 }
 
-SPARE static mcp_code auth_logout(auth *a, bool *removed,
-                                  const char **revocation, diag *d) {
+static mcp_code auth_logout(auth *a, bool *removed, const char **revocation,
+                            diag *d) {
     (void)a;
     *removed = false;
     *revocation = "nothing";
     return fail(d, MCP_NOT_BUILT, NULL);
 }
 
-SPARE static bool auths_settled(const mcp *m) {
+static bool auths_settled(const mcp *m) {
     return !m->auths;
 }
 
-SPARE static void auths_free(mcp *m) {
+static void auths_free(mcp *m) {
     (void)m;
 }
 
@@ -19811,7 +20014,6 @@ typedef struct served {       // a request of a server, put to the host
     struct served *next;
     question *question;
     char *id;                 // of the server's, byte for byte
-    bool given_up;            // the call that it belongs to
 } served;
 
 struct server {               // owns the work that outlives a wait
@@ -20291,7 +20493,7 @@ static void rpc_id(const request *r, buf *out) {
     if (r->probe) buf_byte(out, '"');
 }
 
-// The whole message, one line without its end.
+// The whole message on one line, without its end.
 static void rpc_text(const request *r, buf *out) {
     assert(!r->modern || r->server->version[0]);
     buf_add(out, S("{\"jsonrpc\":\"2.0\",\"id\":"));
@@ -20302,6 +20504,7 @@ static void rpc_text(const request *r, buf *out) {
     buf_byte(out, '}');
 }
 
+// utilities/cancellation. The reason is for the server's log.
 static void rpc_cancelled_text(const request *r, buf *out) {
     buf_add(out, S("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/cancelled"
                    "\",\"params\":{\"requestId\":"));
@@ -20389,7 +20592,9 @@ static const char *input_what(mcp_ask kind) {
     return "input";
 }
 
-static bool input_is_here(const url *u) {  // this machine
+// This machine, by name or address. (Section 12 knows more of addresses, but
+// falls away with MCP_NO_HTTP, while a process may name pages too.)
+static bool input_is_here(const url *u) {
     str h = u->host;
 
     if (u->literal) return str_starts(h, S("127.")) || str_is(h, "::1");
@@ -20453,6 +20658,7 @@ static input_verdict input_judge(mcp *m, mcp_ask kind, mcp_json params,
                                   : input_judge_sample(params, why);
 }
 
+// The host is told what to mend.
 static bool input_misfit(diag *d, const char *what) {
     fail(d, MCP_MISUSE, "%s", what);
     return false;
@@ -20664,7 +20870,7 @@ static bool served_take(server *s, buf *out) {
     question *q;
 
     for (served *y = s->served; y; y = y->next)
-        if (y->question->answered || y->given_up) x = y;
+        if (y->question->answered || y->question->closed) x = y;
     if (!x) return false;
     q = x->question;
     buf_fmt(out, "{\"jsonrpc\":\"2.0\",\"id\":%s", x->id);
@@ -20696,7 +20902,7 @@ static void served_give_up(server *s, uint64_t op_id) {
         if (x->question->call != op_id || x->question->answered ||
             x->question->kind == MCP_ASK_ROOTS)
             continue;
-        x->given_up = true;
+        x->question->closed = true;
         job_wake(s->m, &s->job);
     }
 }
@@ -20706,6 +20912,10 @@ static void served_give_up(server *s, uint64_t op_id) {
 //
 // What comes from a server: answers, notifications, requests. What none of
 // them is, is remembered as junk, as it may explain a server that fails.
+//
+// What may surprise: an answer that is broken JSON still ends its call, if its
+// id can be made out (else the call would wait for its deadline), and a server
+// of the legacy era may send several messages as one array.
 //=============================================================================
 
 // One capability, in words.
@@ -20823,9 +21033,13 @@ static void rpc_result(request *r, mcp_json result) {
         return;
     else if (str_is(kind, "input_required"))
         rpc_input_required(r, result);
+    else if (str_is(kind, "task"))
+        fail(&r->failed, MCP_PROTOCOL_ERROR, "%s was answered with an unknown "
+             "resultType: \"task\" (tasks are not supported)", r->method);
     else
         fail(&r->failed, MCP_PROTOCOL_ERROR,
-             "%s was answered with an unknown resultType", r->method);
+             "%s was answered with an unknown resultType: %.*s", r->method,
+             MCP_ARG(utf8_cut(mcp_raw(type), LIMIT_JUNK)));
 }
 
 // Takes `doc`, the answer to r. One that was given up is only buried. An error
@@ -20953,7 +21167,8 @@ static void rpc_they_cancel(server *s, mcp_json params) {
     rpc_lost(r);
 }
 
-// What is not known is ignored, as JSON-RPC wants it.
+// What is not known is ignored: a notification has no answer that could say so
+// (JSON-RPC 4.1).
 static void rpc_notice(server *s, str method, mcp_json params) {
     static const struct {
         const char *method, *what;
@@ -21008,7 +21223,7 @@ static mcp_code rpc_serve(server *s, mcp_json root, const request *bound,
 }
 
 // What was no message is only pointed at: a server may print millions of such
-// lines, and the last one is enough.
+// lines, and the last one is enough. See rpc_keep_junk().
 static void rpc_junk(server *s, str line) {
     s->stray = line;
 }
@@ -21199,8 +21414,8 @@ static mcp_code rpc_take(server *s, str text, request *bound, buf *reply) {
 //
 // A wire is one connection to a server: a process's pipes, the caller's own
 // stream, or Streamable HTTP, where each message is a POST of its own and an
-// event stream may bring more. This part is the first two: lines of JSON, both
-// ways. What is common to all three is in 18c.
+// event stream may bring more. This section is the first two: lines of JSON,
+// both ways. What is common to all three is in 18c.
 //
 // What may surprise:
 //  - What comes in is read as far as it goes, in whole reads, and cut at line
@@ -21290,6 +21505,7 @@ static mcp_code wire_spawn(wire *w, bool mute, diag *d) {
     return MCP_OK;
 }
 
+// Its process has ended, though a grandchild may hold the pipes open.
 static bool wire_exited(const wire *w) {
     return w->proc && w->proc->ended;
 }
@@ -21382,7 +21598,8 @@ static void wire_end_session(wire *w) {
     w->session = NULL;
 }
 
-// What a user wants to know when a server cannot be talked to.
+// What a user wants to know when a server cannot be talked to: how its process
+// ended, and what it printed that was no message (a banner, a stack trace).
 static void wire_why(const server *s, diag *d) {
     if (s->wire) wire_exit_why(s->wire, d);
     if (s->junk)
@@ -21412,6 +21629,14 @@ static void wire_fail(wire *w, mcp_code code) {
              "bytes", (unsigned long long)wire_limit(w->server->m));
     else
         fail(&w->failed, code, NULL);
+    wire_end(w);
+}
+
+// The same for what we wanted to send.
+static void wire_unsent(wire *w, mcp_code code) {
+    if (w->ended) return;
+    fail(&w->failed, code, code == MCP_LIMIT_EXCEEDED
+         ? "the server does not read what it is sent" : NULL);
     wire_end(w);
 }
 
@@ -21446,7 +21671,7 @@ static mcp_code wire_queue(wire *w, str line, size_t n) {
         return MCP_OK;
     }
     w->out.err = MCP_OK;  // what is queued already still goes out
-    if (n) wire_fail(w, rc);  // half a line went: the framing is lost
+    if (n) wire_unsent(w, rc);  // half a line went: the framing is lost
     return rc;
 }
 
@@ -21749,7 +21974,7 @@ static void wire_name(mcp *m, buf *out, const request *r) {
 
 // Which header goes with which message (Streamable HTTP 2.2; legacy: "Session
 // Management", "Protocol Version Header", "Resumability").
-static void wire_headers(const post *p, buf *out) {
+static void post_headers(const post *p, buf *out) {
     server *s = p->server;
     const wire *w = s->wire;
     const request *r = p->resumed ? NULL : p->request;
@@ -21791,7 +22016,7 @@ static mcp_code post_open(post *p, str body) {
     assert(!p->x && !p->held && s->now && s->wire->http);
     a.method = get ? "GET" : p->kind == POST_END ? "DELETE" : "POST";
     buf_init(&heads, &m->mem, LIMIT_HTTP_HEAD);
-    wire_headers(p, &heads);
+    post_headers(p, &heads);
     if (s->auth)
         rc = auth_headers(s->auth, a.method, &s->now->url, &heads, &p->mark);
     if (p->request) p->request->mark = p->mark;
@@ -22023,6 +22248,10 @@ static mcp_code post_status(const post *p, diag *d) {
         code = known[i].code;
         words = known[i].words;
     }
+    // No sign-in is tried where the entry has this header (section 14).
+    if (status == 401 && p->server->config &&
+        config_pair(&p->server->config->headers, S("authorization"), true))
+        words = "the Authorization header in its entry is not accepted";
     fail(d, code, "HTTP status %d: %s", status, words);
     if (http_via(p->x))
         fail_more(d, "the answer came through %s", http_via(p->x));
@@ -22379,7 +22608,7 @@ static void post_stream_step(post *p) {
     if (now == HTTP_STREAM && !p->streamed) {
         post_streaming(p);
         s->stream_open = true;
-        p->tries.refreshes = p->tries.nonces = 0;  // hours may have passed
+        p->tries.refreshes = p->tries.nonces = 0;  // it was let in
         http_hot(s->m, p->x, false);
         if (s->state == SERVER_READY) server_changed(s, ~0u, false);
         job_wake(s->m, &s->job);
@@ -22638,6 +22867,10 @@ static void post_let_in(wire *w, mcp_code rc, const diag *d) {
 // What section 19 sees of any connection: open it, send a request, send a
 // notification, give a request up, close. Deadlines are judged here too, after
 // what has come in was read.
+//
+// A request that is not let in yet (section 16i) is held here: it is pending,
+// its deadline stands still, and it goes out once there is a token, or fails
+// with all the others that wait.
 //=============================================================================
 
 // Tell the server, where it wants to be told, and expect no answer. It is told
@@ -22922,15 +23155,17 @@ static void wire_send_again(request *r) {
 // is answered, see wire.noted.
 static void wire_note(wire *w, str text, bool first) {
     server *s = w->server;
+    mcp_code rc;
 
     assert(!first || !w->first);
     event_trace(s->m, s->name, true, text);
     buf_clear(&w->text);
     buf_add(&w->text, text);
     if (!w->http) buf_byte(&w->text, '\n');
-    if (w->text.err || (w->http ? post_note(w, buf_str(&w->text), first)
-                                : wire_put(w, buf_str(&w->text))))
-        wire_fail(w, MCP_OUT_OF_MEMORY);
+    rc = w->text.err;
+    if (!rc) rc = w->http ? post_note(w, buf_str(&w->text), first)
+                          : wire_put(w, buf_str(&w->text));
+    if (rc) wire_unsent(w, rc);
 }
 
 // The answer to something the server asked. What cannot be sent is lost with
@@ -22968,9 +23203,9 @@ static void wire_say(server *s, str text) {
 
 enum { ERA_UNKNOWN, ERA_LEGACY, ERA_MODERN };
 
-enum { ALL_LISTS = (1 << LIST_KINDS) - 1 };
-
 enum {
+    ALL_LISTS = (1 << LIST_KINDS) - 1,
+    ERA_FILE = 1024,  // bytes of an .era file
     CAPS_CHANGED = CAP_TOOLS_CHANGED | CAP_RESOURCES_CHANGED |
                    CAP_PROMPTS_CHANGED
 };
@@ -23139,8 +23374,8 @@ static void era_recall(server *s) {
     if (strcmp(s->era_of, s->identity) == 0) return;
     era_reset(s);
     if (s->config->transport == TRANSPORT_IO) return;
-    buf_init(&text, &s->m->mem, 1024);
-    if (cache_read(s->m, s->identity, ".era", 1024, DAY_S, &text))
+    buf_init(&text, &s->m->mem, ERA_FILE);
+    if (cache_read(s->m, s->identity, ".era", ERA_FILE, DAY_S, &text))
         era_parse(s, buf_str(&text));
     buf_free(&text);
 }
@@ -23163,7 +23398,7 @@ static void era_store(server *s, uint8_t era, bool told) {
     memset(s->era_version, 0, sizeof s->era_version);
     memcpy(s->era_version, version, strlen(version));
     if (s->config->transport == TRANSPORT_IO) return;
-    buf_init(&text, &s->m->mem, 1024);
+    buf_init(&text, &s->m->mem, ERA_FILE);
     buf_fmt(&text, "{\"era\":\"%s\",\"version\":\"%s\"",
             era == ERA_MODERN ? "modern" : "legacy", version);
     if (told) buf_fmt(&text, ",\"capabilities\":%u", (unsigned)caps);
@@ -23521,6 +23756,8 @@ static bool connect_auth(server *s) {
     return s->auth != NULL;
 }
 
+// The connection that will be used. On stdio its process sees one greeting, the
+// right one.
 static void connect_start(server *s) {
     if (connect_waits(s)) return;
     if (!connect_auth(s)) {
@@ -23564,17 +23801,25 @@ static void connect_capabilities(server *s, mcp_json caps) {
         s->caps |= CAP_COMPLETIONS;
 }
 
-// What a server says of itself, in either greeting. False: no memory.
-static bool connect_told(server *s, mcp_json result) {
+// What a server says of itself, in either greeting, which is done with then.
+// False: there was no memory, and the attempt is over.
+static bool connect_told(server *s) {
+    handshake *h = s->handshake;
     mem *m = &s->m->mem;
-    str text = mcp_view(json_opt(result, S("instructions")));
+    str text = mcp_view(json_opt(h->rq->result, S("instructions")));
 
-    connect_capabilities(s, json_opt(result, S("capabilities")));
+    connect_capabilities(s, json_opt(h->rq->result, S("capabilities")));
     mem_text_free(m, s->instructions);
     s->instructions = NULL;
-    if (!text.len) return true;
-    s->instructions = mem_text(m, utf8_cut(text, LIMIT_DESCRIPTION));
-    return s->instructions != NULL;
+    if (text.len)
+        s->instructions = mem_text(m, utf8_cut(text, LIMIT_DESCRIPTION));
+    if (text.len && !s->instructions) {
+        connect_no_memory(s);
+        return false;
+    }
+    request_free(s->m, h->rq);
+    h->rq = NULL;
+    return true;
 }
 
 // The connection can be used. Now the era is certain, however it was found.
@@ -23725,13 +23970,8 @@ static void connect_discovered(server *s) {
         return;
     case VERDICT_MODERN: break;
     }
-    if (!connect_told(s, r->result)) {
-        connect_no_memory(s);
-        return;
-    }
+    if (!connect_told(s)) return;
     s->probing = false;
-    request_free(s->m, r);
-    h->rq = NULL;
     connect_listen(s);
 }
 
@@ -23795,12 +24035,7 @@ static void connect_initialized(server *s) {
     }
     memcpy(s->version, version.ptr, version.len);
     s->version[version.len] = 0;
-    if (!connect_told(s, r->result)) {
-        connect_no_memory(s);
-        return;
-    }
-    request_free(s->m, r);
-    h->rq = NULL;
+    if (!connect_told(s)) return;
     h->noted = true;
     wire_note(s->wire, S("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/"
                          "initialized\"}"), true);
@@ -23931,6 +24166,8 @@ static void server_listen_again(server *s) {
     job_at(s->m, &s->job, w->listen_at);
 }
 
+// What a server that is ready has to do: its session may be lost, its
+// connection over, its subscription ended, a request refused.
 static void server_look(server *s) {
     request *r;
 
@@ -24226,6 +24463,7 @@ static bool servers_closed(const mcp *m) {
            (!m->roster || servers_silent(m->roster->gone));
 }
 
+// At the end of the handle only: calls and catalogs point at it until then.
 static void server_free(server *s) {
     mcp *m = s->m;
 
@@ -28383,8 +28621,9 @@ static mcp_code dialog_put(op *o, str method, mcp_json params) {
     switch (input_judge(o->m, input_kind(method), params, &why)) {
     case INPUT_UNKNOWN: return dialog_unknown(o, method);
     case INPUT_WRONG:
-        return fail(&o->failed, MCP_PROTOCOL_ERROR, "the server asks in vain: "
-                    "%s", why);
+        return fail(&o->failed, MCP_PROTOCOL_ERROR, "%s needs %s, but the "
+                    "server asks for it in a wrong way: %s",
+                    o->request->method, input_what(input_kind(method)), why);
     case INPUT_DECLINE:
         event_push(o->m, MCP_EV_WARNING, o->server, str_of(why), 0);
         x->list[x->n++] = NULL;
@@ -28399,6 +28638,7 @@ static mcp_code dialog_put(op *o, str method, mcp_json params) {
     return MCP_OK;
 }
 
+// Another round. What was asked in the one before is over.
 static mcp_code dialog_begin(op *o) {
     dialog *x = o->dialog;
 
@@ -28436,6 +28676,23 @@ static bool dialog_knows(const dialog *x, mcp_json list) {
     return true;
 }
 
+// Put the pages to the host, one by one.
+static mcp_code dialog_put_pages(op *o, mcp_json list) {
+    mcp_code rc = MCP_OK;
+
+    o->dialog->pages = true;
+    o->dialog->paged++;
+    for (mcp_json v = mcp_first(list); !rc && mcp_exists(v); v = mcp_next(v)) {
+        if (str_is(mcp_view(json_opt(v, S("mode"))), "url"))
+            rc = dialog_put(o, S("elicitation/create"), v);
+        else
+            rc = fail(&o->failed, MCP_PROTOCOL_ERROR,
+                      "a page that is needed has no mode \"url\"");
+    }
+    if (!rc) o->say = NULL;
+    return rc;
+}
+
 // -32042: `data` lists the pages. The person is asked for each once.
 static mcp_code dialog_pages(op *o) {
     mcp_json list = json_opt(o->request->error_data, S("elicitations"));
@@ -28456,21 +28713,9 @@ static mcp_code dialog_pages(op *o) {
                       "again when that is done"
                     : "%s needs a page to be opened, and the server does not "
                       "say which", o->request->method);
-    if (!questions_taken(o->m, MCP_ASK_ELICIT)) {
-        rc = dialog_unknown(o, S("elicitation/create"));
-        o->say = dialog_page;
-        return rc;
-    }
-    o->dialog->pages = true;
-    o->dialog->paged++;
-    for (mcp_json v = mcp_first(list); !rc && mcp_exists(v); v = mcp_next(v)) {
-        if (str_is(mcp_view(json_opt(v, S("mode"))), "url"))
-            rc = dialog_put(o, S("elicitation/create"), v);
-        else
-            rc = fail(&o->failed, MCP_PROTOCOL_ERROR,
-                      "a page that is needed has no mode \"url\"");
-    }
-    if (!rc) o->say = NULL;
+    if (questions_taken(o->m, MCP_ASK_ELICIT)) return dialog_put_pages(o, list);
+    rc = dialog_unknown(o, S("elicitation/create"));
+    o->say = dialog_page;
     return rc;
 }
 
@@ -31665,20 +31910,26 @@ static bool typed_show(typed_text out, str word) {
     return word.len != 0;
 }
 
-// `word` may be "--name=value", of which the value is not said.
-static mcp_code command_no_option(command_work *w, str word) {
+// `word` may be "--name=value", of which the value is not said. `near`: the one
+// that was meant, or NULL.
+static mcp_code command_no_option(command_work *w, str word, const char *near) {
     typed_text shown;
     str name, value;
+    bool show;
+
     str_cut(word, '=', &name, &value);
-    if (typed_show(shown, name))
-        return command_wrong(w, "there is no option %s", shown);
-    return command_wrong(w, "there is no such option");
+    show = typed_show(shown, name);
+    if (!show) near = NULL;
+    return command_wrong(w, "there is no %s%s%s%s%s",
+                         show ? "option " : "such option", show ? shown : "",
+                         near ? "; did you mean " : "", near ? near : "",
+                         near ? "?" : "");
 }
 
 // Half of a name or more may not be wrong: then it is another name.
-static void command_near(const char *typed, const char *name, uint32_t *best,
+static void command_near(str typed, const char *name, uint32_t *best,
                          const char **nearest) {
-    uint32_t n = near_distance(str_of(typed), str_of(name), *best - 1);
+    uint32_t n = near_distance(typed, str_of(name), *best - 1);
     if (n >= *best || n * 2 > strlen(name)) return;
     *best = n;
     *nearest = name;
@@ -31979,7 +32230,8 @@ static mcp_code command_flags(command_work *w) {
             continue;
         }
         k = command_flag(w->is, words[i], &value);
-        if (k == COMMAND_FLAGS) return command_no_option(w, str_of(words[i]));
+        if (k == COMMAND_FLAGS)
+            return command_no_option(w, str_of(words[i]), NULL);
         if (!value && ++i == n) return command_flag_wrong(w, w->is->flags[k]);
         rc = command_flag_keep(w, k, value ? value : words[i], &cap);
         if (rc) return rc;
@@ -32517,6 +32769,15 @@ static add_outcome add_field(add_words *a, const add_option_def *def,
     return add_pair(a, &a->oauth, str_of(def->field), value, false);
 }
 
+static mcp_code add_no_option(const add_words *a, str name) {
+    const char *near = NULL;
+    uint32_t best = COMMAND_NEAR + 1;
+
+    for (size_t i = 0; i < COUNT(add_option_table); i++)
+        command_near(name, add_option_table[i].name, &best, &near);
+    return command_no_option(a->w, name, near);
+}
+
 // One option and its value. A value that looks like an option is a forgotten
 // value.
 static mcp_code add_option(add_words *a, str name, str value) {
@@ -32527,7 +32788,7 @@ static mcp_code add_option(add_words *a, str name, str value) {
     while (i < COUNT(add_option_table) &&
            !str_is(name, add_option_table[i].name))
         i++;
-    if (i == COUNT(add_option_table)) return command_no_option(a->w, name);
+    if (i == COUNT(add_option_table)) return add_no_option(a, name);
     def += i;
     if (value.len && !str_starts(value, S("--")))
         got = def->set ? def->set(a, value) : add_field(a, def, value);
@@ -32751,6 +33012,8 @@ static mcp_code command_add(command_work *w) {
 // The credentials stay, as the server may only be moved to the other file.
 static mcp_code command_remove(command_work *w) {
     config_edit e = {.kind = EDIT_REMOVE, .server = w->words.list[0]};
+    const server_config *c = config_find(w->m->config, str_of(e.server));
+    bool http = c && config_uses_oauth(c);
     mcp_code rc;
 
     if (!w->flags[0])
@@ -32766,7 +33029,9 @@ static mcp_code command_remove(command_work *w) {
         return command_no_server(w, e.server);
     if (rc) return rc;
     command_done(w, e.server, "removed from", command_scopes[e.scope].place);
-    buf_add(&w->text, S(" Credentials were kept."));
+    if (http)
+        buf_add(&w->text, S(" Its credentials, if any, were kept: log out "
+                            "before removing to drop them."));
     buf_add(&w->text, e.other_remains
                 ? S(" The definition in the other file counts now.")
                 : S(command_closed));
@@ -32934,12 +33199,55 @@ static void command_get_oauth(command_work *w, const server_config *c) {
         buf_fmt(&w->text, "\nCallback port: %d", c->oauth_callback_port);
 }
 
+#if USE_OAUTH
+
+// Has somebody signed in? By the mark beside the store, which is not opened for
+// this: it may want a password. Where the mark is not kept, or the account
+// depends on what is not set, nobody can say.
+static mcp_code command_get_signed(command_work *w, const server_config *c) {
+    resolved *r = NULL;
+    vault *v = NULL;
+    bool yes = false, no = false;
+    hex64 id;
+    diag d;
+    mcp_code rc;
+
+    if (c->grant != GRANT_CODE) return MCP_OK;
+    diag_init(&d, &w->m->mem, &w->m->secrets);
+    rc = config_resolve(w->m, c, &r, &d);
+    diag_free(&d);
+    if (!rc) {
+        v = vault_new(w->m, c->name, r->url.text, r->oauth.client_id, NULL);
+        if (!v) rc = MCP_OUT_OF_MEMORY;
+        yes = v && vault_marked(v, id);
+        no = v && !yes && !w->m->opt.no_cache;
+    }
+    vault_free(v);
+    resolved_free(r);
+    if (rc == MCP_OUT_OF_MEMORY) return fail(w->d, rc, NULL);
+    buf_fmt(&w->text, "\nSigned in: %s", yes ? "yes" : no ? "no" : "unknown");
+    w_key(&w->json, S("signed_in"));
+    if (yes || no) mcp_w_boolean(&w->json, yes);
+    else mcp_w_null(&w->json);
+    return MCP_OK;
+}
+
+#else
+
+static mcp_code command_get_signed(command_work *w, const server_config *c) {
+    (void)w, (void)c;
+    return MCP_OK;
+}
+
+#endif  // USE_OAUTH
+
 // What is no secret: how it is reached and with what.
-static void command_get_facts(command_work *w, const server_config *c) {
+static mcp_code command_get_facts(command_work *w, const server_config *c) {
     static const char *const protocols[] = {"auto", "legacy", "modern"};
     bool header = config_pair(&c->headers, S("authorization"), true) != NULL;
     server *s = server_find(w->m, str_of(c->name));
     const char *version = s ? server_version_known(s) : NULL;
+    mcp_code rc = MCP_OK;
 
     buf_fmt(&w->text, "Transport: %s\nProtocol: %s", command_transport(c),
             protocols[c->protocol]);
@@ -32948,6 +33256,7 @@ static void command_get_facts(command_work *w, const server_config *c) {
         buf_add(&w->text, S("\nAuthentication: by a configured header"));
     else if (c->transport == TRANSPORT_HTTP)
         command_get_oauth(w, c);
+    if (config_uses_oauth(c)) rc = command_get_signed(w, c);
     buf_add(&w->text, S("\nTimeout: "));
     if (c->timeout_ms)
         buf_fmt(&w->text, "%d ms\n", c->timeout_ms);
@@ -32958,6 +33267,7 @@ static void command_get_facts(command_work *w, const server_config *c) {
     if (version) w_pair(&w->json, "version", str_of(version));
     w_pair_bool(&w->json, "disabled", c->disabled);
     if (c->timeout_ms) w_pair_int(&w->json, "timeoutMs", c->timeout_ms);
+    return rc;
 }
 
 // For a disabled or broken server too: that is when one wants to know.
@@ -32985,7 +33295,8 @@ static mcp_code command_get(command_work *w) {
     command_trouble(w, c);
     command_get_place(w, c);
     if (c->bad) return MCP_OK;
-    command_get_facts(w, c);
+    rc = command_get_facts(w, c);
+    if (rc) return rc;
     command_get_hidden(w, c);
     command_filters(w, "Include tools", "includeTools", &c->include,
                     c->has_include ? "none" : NULL);
@@ -33385,16 +33696,21 @@ static mcp_code call_arguments(command_work *w, mcp_writer *out) {
     return rc;
 }
 
-// What the tool answers is the outcome, its own failure included.
+// What the tool answers is the outcome, its own failure included. A server's
+// name alone is a slip of the hand: names of servers have no dot.
 static mcp_code command_call(command_work *w) {
+    const char *tool = w->words.list[0];
     mcp_writer args;
     mcp_code rc = MCP_OK;
 
+    if (config_find(w->m->config, str_of(tool)))
+        return command_wrong(w, "say which tool: %s.TOOL; %stools %s lists "
+                             "them", tool, command_prefix(w->m), tool);
     w_init(&args, &w->m->mem, LIMIT_MESSAGE);
     if (!w->kids[0]) rc = call_arguments(w, &args);
     if (!rc && w_err(&args)) rc = fail(w->d, w_err(&args), NULL);
     if (!rc)
-        rc = command_through(w, MCP_DO_CALL, w->words.list[0], w_str(&args));
+        rc = command_through(w, MCP_DO_CALL, tool, w_str(&args));
     w_free(&args);
     return rc;
 }
@@ -33479,6 +33795,12 @@ static mcp_code command_reconnect(command_work *w) {
     return command_renewed(w, rc);
 }
 
+// Is what a person signs in for kept in memory only?
+static bool command_passing(const command_work *w) {
+    const server *s = server_find(w->m, str_of(w->words.list[0]));
+    return s && s->config->grant == GRANT_CODE && store_passing(w->m);
+}
+
 // The browser is opened here, or the host is asked for what a person brings
 // from another machine.
 static mcp_code command_login(command_work *w) {
@@ -33490,7 +33812,9 @@ static mcp_code command_login(command_work *w) {
     w_pair_bool(&args, "browser", w->flags[0] == NULL);
     rc = command_through_args(w, MCP_DO_LOGIN, w->words.list[0], &args);
     if (!rc)
-        command_done(w, w->words.list[0], "signed in and connected", NULL);
+        command_done(w, w->words.list[0], "signed in and connected",
+                     command_passing(w) ? "(the sign-in lasts until this "
+                                          "program ends)" : NULL);
     return rc;
 }
 
@@ -33565,7 +33889,7 @@ static mcp_code command_unknown(command_work *w, const char *name) {
     bool show = typed_show(shown, str_of(name));
 
     for (const command *c = w->table; c->name; c++)
-        command_near(name, c->name, &best, &near);
+        command_near(str_of(name), c->name, &best, &near);
     return fail(w->d, MCP_MISUSE, "there is no %s%s%s; %s%s%s%shelp lists them",
                 show ? "command \"" : "such command", show ? shown : "",
                 show ? "\"" : "", near ? "did you mean \"" : "",

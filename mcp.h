@@ -175,8 +175,12 @@ typedef enum mcp_event_type {
     MCP_EV_WITHDRAWN = 9  // and needs no answer any more: id, ask, call
 } mcp_event_type;
 
-// What can be asked, and what the answer is: a JSON object. The strings of a
-// request are the server's own: only the event's `text` is safe for a terminal.
+// What can be asked, and what the answer is: a JSON object. The event's `text`
+// is the "message" of the request, fit for a terminal; it is empty where there
+// is none (MCP_ASK_SAMPLE, MCP_ASK_ROOTS). The strings of a request are the
+// server's own, and no function here cleans a single one: leave out control and
+// bidi characters yourself. (mcp_plain() is for the text of a result, and what
+// mcp_parse() makes has none.)
 typedef enum mcp_ask {
     // A server wants input from the person: the parameters of
     // elicitation/create. {"action":"accept","content":{...}}; a form's content
@@ -207,8 +211,8 @@ typedef struct mcp_event {
     bool outgoing;       // MCP_EV_TRACE: we sent it
     mcp_ask ask;         // MCP_EV_ASK, _WITHDRAWN; `id` is for mcp_answer()
     uint64_t call;       // the same: of the call that waits for it, or 0
-    mcp_json request;    // MCP_EV_ASK: until it is answered; of a question that
-                         // is withdrawn it goes first, so copy what you keep
+    mcp_json request;    // MCP_EV_ASK: valid until it is answered (and this
+                         // callback has returned) or MCP_EV_WITHDRAWN came
 } mcp_event;
 
 typedef void (*mcp_event_fn)(void *user, const mcp_event *ev);
@@ -271,7 +275,11 @@ typedef int (*mcp_resolve_fn)(void *user, const char *host, char (*out)[46],
 // Your own place for credentials. An account is 64 hex digits, a secret is text
 // of at most 64 KiB. read() writes up to `cap` bytes and returns the length of
 // the secret, 0 if there is none, -1 if the store cannot be used; write() and
-// remove() return 0 for success (removing what is not there is one).
+// remove() return 0 for success (removing what is not there is one). `cap` is
+// 64 KiB, so a whole secret fits; a length over `cap` counts as -1. read() may
+// be called again at any time, before a removal too. Processes with the same
+// config_dir take turns by a lock file in it, unless no_cache is set; others
+// that share your store you must keep apart yourself.
 typedef struct mcp_store {
     void *user;
     ptrdiff_t (*read)(void *user, const char *account, char *to, size_t cap);
@@ -550,7 +558,8 @@ typedef enum mcp_verb {
 MCP_API mcp_code mcp_submit(mcp *m, mcp_verb verb, const char *target,
                             const char *args, uint64_t *id);
 // The result of a submitted call: MCP_PENDING until it is done. A failure sets
-// the handle's last error. Free `*out` with mcp_free().
+// the handle's last error. The root is that of the blocking verb; of a connect
+// and a login it is {"server","protocol"}. Free `*out` with mcp_free().
 MCP_API mcp_code mcp_take(mcp *m, uint64_t id, mcp_result **out);
 // Give it up; its request is cancelled, work others share goes on.
 MCP_API void mcp_drop(mcp *m, uint64_t id);

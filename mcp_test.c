@@ -958,6 +958,16 @@ static void test_diag_hints(void) {
     buf_clear(&b);
     hint_text(&b, &d, "mcp ", true);
     CHECK(str_find(buf_str(&b), S("mcp login docs --no-browser")) != SIZE_MAX);
+    fail(&d, MCP_OAUTH_FAILED, NULL);
+    buf_clear(&b);
+    hint_text(&b, &d, "mcp ", true);
+    CHECK(str_find(buf_str(&b), S("mcp login docs, with --no-b")) != SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("oauthTokenAuth")) != SIZE_MAX);
+    fail(&d, MCP_PERMISSION_DENIED, NULL);
+    buf_clear(&b);
+    hint_text(&b, &d, "mcp ", true);
+    CHECK(str_find(buf_str(&b), S("mcp login docs asks for")) != SIZE_MAX);
+    CHECK(str_find(buf_str(&b), S("oauthScopes")) != SIZE_MAX);
     buf_free(&b);
     diag_free(&d);
 }
@@ -3987,18 +3997,33 @@ typedef struct asking {
     uint64_t last;       // the id of the last question
     const char *answer;  // given inside the callback, or NULL
     mcp_code answered;   // how that went
-    uint64_t victim;     // freed inside the callback, or 0
-    question *free_it;
+    question *free_it;   // inside the callback, once it was told
+    mcp_json kept;       // of the last question, until it is withdrawn
+    int gone, kept_read;
 } asking;
+
+// A host that goes on reading what it was shown, whatever it is called for.
+static void asking_look(asking *a) {
+    if (!mcp_exists(a->kept)) return;
+    CHECK(mcp_typeof(a->kept) == MCP_OBJECT);
+    CHECK(mcp_raw(a->kept).len >= 2 && *mcp_raw(a->kept).ptr == '{');
+    a->kept_read++;
+}
 
 static void asking_event(void *user, const mcp_event *e) {
     asking *a = user;
+    mcp_json none = {NULL, 0};
 
-    if (e->type == MCP_EV_WITHDRAWN)
+    asking_look(a);
+    if (e->type == MCP_EV_WITHDRAWN) {
+        a->gone++;
+        if (e->id == a->last) a->kept = none;
         buf_fmt(&a->heard, "gone %d %s %d\n", (int)e->ask, e->server,
                 (int)(e->id - a->last));
+    }
     if (e->type != MCP_EV_ASK) return;
     a->last = e->id;
+    a->kept = e->request;
     buf_fmt(&a->heard, "%d %s %d %.*s %.*s\n", (int)e->ask, e->server,
             (int)e->call, MCP_ARG(e->text), MCP_ARG(mcp_raw(e->request)));
     if (a->answer)
@@ -4006,6 +4031,8 @@ static void asking_event(void *user, const mcp_event *e) {
                                       &a->d);
     if (a->free_it) question_free(&a->rig.m, a->free_it);
     a->free_it = NULL;
+    asking_look(a);
+    if (a->answer) a->kept = none;
 }
 
 static void asking_step(mcp *m, job *j) {
@@ -4118,6 +4145,73 @@ static void test_question_withdrawn(void) {
     asking_free(&a);
 }
 
+// What the host was shown it can read until it hears of the withdrawal, in
+// events of the same turn too; and in the callback even after its own answer.
+static void test_question_kept(void) {
+    asking a;
+    question *q;
+
+    if (!asking_init(&a)) return;
+    q = asking_new(&a, "{\"message\":\"one\"}");
+    asking_turn(&a);
+    CHECK_INT(a.kept_read, 1);
+    event_push(&a.rig.m, MCP_EV_LOG, "srv", S("before"), 0);
+    question_free(&a.rig.m, q);
+    event_push(&a.rig.m, MCP_EV_LOG, "srv", S("after"), 0);
+    CHECK_INT(question_answer(&a.rig.m, a.last, S("{}"), &a.d), MCP_MISUSE);
+    CHECK(!a.rig.m.questions);
+    CHECK_STR(mcp_view(json_get(a.kept, S("message"))), S("one"));
+    asking_turn(&a);
+    CHECK_INT(a.kept_read, 3);
+    CHECK_INT(a.gone, 1);
+
+    a.free_it = asking_new(&a, "{\"message\":\"two\"}");
+    asking_turn(&a);  // withdrawn while it is being told
+    CHECK_INT(a.gone, 1);
+    CHECK_STR(mcp_view(json_get(a.kept, S("message"))), S("two"));
+    asking_turn(&a);
+    CHECK_INT(a.gone, 2);
+    CHECK(!mcp_exists(a.kept));
+
+    a.answer = "{}";
+    a.free_it = asking_new(&a, "{\"message\":\"three\"}");
+    a.kept_read = 0;
+    asking_turn(&a);
+    CHECK_INT(a.answered, MCP_OK);
+    CHECK_INT(a.kept_read, 1);
+    asking_turn(&a);
+    CHECK_INT(a.gone, 2);  // it was answered
+    CHECK_INT(a.rig.m.loop.events_n, 0);
+
+    a.answer = NULL;
+    q = asking_new(&a, "{\"message\":\"four\"}");
+    asking_turn(&a);
+    question_free(&a.rig.m, q);
+    CHECK(mcp_exists(a.kept));
+    asking_free(&a);  // closed before it could be told
+    CHECK_INT(a.gone, 2);
+}
+
+// Given up by its asker, who has yet to say so to others.
+static void test_question_closed(void) {
+    asking a;
+    question *q, *other;
+
+    if (!asking_init(&a)) return;
+    q = asking_new(&a, "{}");
+    asking_turn(&a);
+    other = asking_new(&a, "{}");
+    buf_clear(&a.heard);
+    q->closed = other->closed = true;
+    CHECK_INT(question_answer(&a.rig.m, q->id, S("{}"), &a.d), MCP_MISUSE);
+    asking_turn(&a);
+    question_free(&a.rig.m, other);
+    question_free(&a.rig.m, q);
+    asking_turn(&a);
+    CHECK_STR(buf_str(&a.heard), S("gone 1 srv 0\n"));
+    asking_free(&a);
+}
+
 static bool asking_fits(const question *q, mcp_json answer, diag *d) {
     (void)q;
     if (mcp_exists(json_get(answer, S("ok")))) return true;
@@ -4207,6 +4301,23 @@ static mcp_code question_body(mem *m) {
         rc = question_answer(&a.rig.m, q->id, S("{\"ok\":1}"), &a.d);
         CHECK(rc || q->answered);
         question_free(&a.rig.m, q);
+        if (!rc) memset(&a.kept, 0, sizeof a.kept);
+        asking_turn(&a);
+        CHECK_INT(a.gone, rc != MCP_OK);
+        a.gone = 0;
+    }
+    q = question_ask(&a.rig.m, MCP_ASK_ELICIT, "srv", 1,
+                     S("{\"message\":\"b\"}"), NULL);
+    if (q) {
+        bool told;
+        asking_turn(&a);
+        told = q->told;
+        question_free(&a.rig.m, q);
+        if (told) asking_look(&a);
+        asking_turn(&a);
+        CHECK_INT(a.gone, told);  // memory cannot keep it from the host
+    } else {
+        rc = MCP_OUT_OF_MEMORY;
     }
     questions_free(&a.rig.m);
     diag_free(&a.d);
@@ -4224,6 +4335,8 @@ static const test tests_07b[] = {
     {"question.later", test_question_later},
     {"question.at-once", test_question_at_once},
     {"question.withdrawn", test_question_withdrawn},
+    {"question.kept", test_question_kept},
+    {"question.closed", test_question_closed},
     {"question.misuse", test_question_misuse},
     {"question.flood", test_question_flood},
     {"question.torture", test_question_torture},
@@ -12049,6 +12162,8 @@ static const struct {
     // unknown fields, and what they are called here
     {"{\"command\":\"x\",\"foo\":\"CANARY\"}", "unknown field \"foo\""},
     {"{\"httpUrl\":\"https://CANARY\"}", "(here it is \"url\")"},
+    {"{\"url\":\"https://CANARY\",\"oauthcallbackport\":1}",
+     "(here it is \"oauthCallbackPort\")"},
     {"{\"command\":\"x\",\"timeout\":9}", "(here it is \"timeoutMs\")"},
     {"{\"command\":\"x\",\"alwaysAllow\":[\"CANARY\"]}", "alwaysAllow"},
     {"{\"command\":\"x\",\"__proto__\":{}}", "__proto__"},
@@ -13055,7 +13170,8 @@ static void test_config_refusals(void) {
         const char *def, *why;
     } t[] = {
         {"{\"command\":\"${NOPE}\"}", "\"command\": variable NOPE is not"},
-        {"{\"command\":\"${EMPTY}\"}", "field \"command\": is empty"},
+        {"{\"command\":\"${EMPTY}\"}",
+         "field \"command\": the value is empty"},
         {"{\"command\":\"x\",\"args\":[\"a\",\"${NOPE}\"]}", "\"args[1]\""},
         {"{\"command\":\"x\",\"env\":{\"T\":\"CANARY$NOPE\"}}", "\"env.T\""},
         {"{\"url\":\"https://CANARY/${NOPE}\"}", "field \"url\": variable"},
@@ -13073,7 +13189,8 @@ static void test_config_refusals(void) {
         {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthClientSecret\""
          ":\"CANARY$NOPE\"}", "\"oauthClientSecret\": variable NOPE is not"},
         {"{\"url\":\"https://h\",\"oauthClientId\":\"i\",\"oauthClientSecret\""
-         ":\"$EMPTY\"}", "field \"oauthClientSecret\": is empty"},
+         ":\"$EMPTY\"}", "field \"oauthClientSecret\": the value is "
+         "empty"},
         {"{\"url\":\"https://h\",\"oauthIssuer\":\"${A}\"}",
          "field \"oauthIssuer\": must be an http"},
         {"{\"url\":\"https://h\",\"oauthIssuer\":\"https://CANARY:${A}@h\"}",
@@ -13273,8 +13390,8 @@ static const struct {
     {"{\"command\":\"x\",\"env\":{\"T\":\"!cat\"}}", "printed nothing",
      MCP_SECRET_LOOKUP_FAILED, 5000},  // stdin is closed
     {"{\"command\":\"x\",\"env\":{\"T\":\"!echo CANARY; exit 7\"}}",
-     "variable \"T\": its secret command failed", MCP_SECRET_LOOKUP_FAILED,
-     5000},
+     "variable \"T\": its secret command ended with status 7",
+     MCP_SECRET_LOOKUP_FAILED, 5000},
     {"{\"command\":\"x\",\"env\":{\"T\":\"!echo '   '\"}}", "printed nothing",
      MCP_SECRET_LOOKUP_FAILED, 5000},
     {"{\"command\":\"x\",\"env\":{\"T\":\"!printf 'CANARY\\\\000x'\"}}",
@@ -13282,11 +13399,11 @@ static const struct {
     {"{\"command\":\"x\",\"env\":{\"T\":\"!yes CANARY\"}}",
      "more than 64 KiB", MCP_SECRET_LOOKUP_FAILED, 5000},
     {"{\"command\":\"x\",\"timeoutMs\":100,\"env\":{\"T\":\"!sleep 30\"}}",
-     "\"T\": its secret command took too long", MCP_TIMEOUT, 2000},
+     "\"T\": its secret command took longer than 100 ms", MCP_TIMEOUT, 2000},
     {"{\"command\":\"x\",\"timeoutMs\":150,\"env\":{\"T\":\"!sleep 30 & sleep "
-     "30\"}}", "took too long", MCP_TIMEOUT, 2000},
-    {"{\"command\":\"x\",\"env\":{\"T\":\"!/nope/CANARY\"}}", "failed",
-     MCP_SECRET_LOOKUP_FAILED, 5000},
+     "30\"}}", "took longer than 150 ms", MCP_TIMEOUT, 2000},
+    {"{\"command\":\"x\",\"env\":{\"T\":\"!/nope/CANARY\"}}",
+     "ended with status 127", MCP_SECRET_LOOKUP_FAILED, 5000},
     {"{\"command\":\"x\",\"cwd\":\"/nope\",\"env\":{\"T\":\"!echo x\"}}",
      "could not be started", MCP_SECRET_LOOKUP_FAILED, 5000},
     {"{\"url\":\"https://h\",\"headers\":{\"T\":\"!printf 'a\\\\nCANARY'\"}}",
@@ -13450,12 +13567,12 @@ static void test_config_oauth_commands_fail(void) {
         mcp_code rc;
     } t[] = {
         {"echo CANARY; exit 3", "field \"oauthAssertion\": its secret command "
-         "failed", MCP_SECRET_LOOKUP_FAILED},
+         "ended with status 3", MCP_SECRET_LOOKUP_FAILED},
         {"true CANARY", "printed nothing", MCP_SECRET_LOOKUP_FAILED},
         {"printf 'CANARY\\\\000x'", "cannot be a value",
          MCP_SECRET_LOOKUP_FAILED},
         {"yes CANARY", "more than 64 KiB", MCP_SECRET_LOOKUP_FAILED},
-        {"sleep 30", "took too long", MCP_TIMEOUT},
+        {"sleep 30", "took longer than 200 ms", MCP_TIMEOUT},
     };
     cfg_world w;
     cfg_world_open(&w);
@@ -15244,7 +15361,9 @@ static void test_vault_named(void) {
         CHECK_INT(x.v->kind, t[i].want);
         CHECK_INT(rc, t[i].want ? MCP_OK : MCP_CONFIGURATION_INVALID);
         if (rc) CHECK(vault_told(&x, t[i].env ? "MCP_CREDENTIALS is none"
-                                              : "credentials is none"));
+                                              : "mcp_options.credentials is "
+                                                "none"));
+        CHECK_INT(store_passing(x.v->m), t[i].want == STORE_MEMORY);
         vault_world_close(&x);
     }
 }
@@ -16521,6 +16640,7 @@ static bool oauth_no_random(os *o, void *to, size_t n) {
 // Without random numbers there is no sign-in.
 static void test_oauth_no_random(void) {
     char verifier[44], made[44];
+    unsigned char secret[32];
     key_pair k;
     buf out;
     rig r;
@@ -16530,8 +16650,8 @@ static void test_oauth_no_random(void) {
     r.m.os.random = oauth_no_random;
     CHECK(!random_text(&r.m, made) && !pkce_make(&r.m, verifier, made));
     CHECK(!key_make(&r.m, &k));
-    memset(k.d, 1, sizeof k.d);
-    CHECK(key_from_secret(k.d, &k));
+    memset(secret, 1, sizeof secret);
+    CHECK(key_from_secret(secret, &k));
     u = oauth_url(&r.m.mem, "https://a/");
     buf_init(&out, &r.m.mem, 10000);
     CHECK(dpop_proof(&r.m, &out, &k, S("GET"), &u, S(""), S(""), 1) != MCP_OK);
@@ -16622,7 +16742,7 @@ static const struct {
     {CB "?code=c&state=S&session_state=x&scope=a+b", "c|||-"},
     {"HTTP://127.0.0.1:7/callback?code=c&state=S", "c|||-"},
     {"http://127.0.0.1:07/%63allback?code=c&state=S", "c|||-"},
-    {"", "is not at the address"},
+    {"", "this is not the address"},
     {CB, "does not belong"},
     {CB "?", "does not belong"},
     {CB "?code=c", "does not belong"},
@@ -16654,18 +16774,18 @@ static const struct {
     {CB "?code=c&state=S\n", "holds a blank"},
     {" " CB "?code=c&state=S", "holds a blank"},
     {CB "?code=c\x7F&state=S", "holds a blank"},
-    {CB "#code=c&state=S", "is not at the address"},
+    {CB "#code=c&state=S", "this is not the address"},
     {CB "?code=c&state=S#x", "does not belong"},
-    {"http://127.0.0.1:7/callback/?code=c&state=S", "is not at the address"},
-    {"http://127.0.0.1:7/Callback?code=c&state=S", "is not at the address"},
-    {"http://127.0.0.1:7/?code=c&state=S", "is not at the address"},
-    {"http://127.0.0.1:8/callback?code=c&state=S", "is not at the address"},
-    {"http://127.0.0.1/callback?code=c&state=S", "is not at the address"},
-    {"http://localhost:7/callback?code=c&state=S", "is not at the address"},
-    {"https://127.0.0.1:7/callback?code=c&state=S", "is not at the address"},
-    {"http://u@127.0.0.1:7/callback?code=c&state=S", "is not at the address"},
-    {"code=c&state=S", "is not at the address"},
-    {"file:///callback?code=c&state=S", "is not at the address"},
+    {"http://127.0.0.1:7/callback/?code=c&state=S", "this is not the address"},
+    {"http://127.0.0.1:7/Callback?code=c&state=S", "this is not the address"},
+    {"http://127.0.0.1:7/?code=c&state=S", "this is not the address"},
+    {"http://127.0.0.1:8/callback?code=c&state=S", "this is not the address"},
+    {"http://127.0.0.1/callback?code=c&state=S", "this is not the address"},
+    {"http://localhost:7/callback?code=c&state=S", "this is not the address"},
+    {"https://127.0.0.1:7/callback?code=c&state=S", "this is not the address"},
+    {"http://u@127.0.0.1:7/callback?code=c&state=S", "this is not the address"},
+    {"code=c&state=S", "this is not the address"},
+    {"file:///callback?code=c&state=S", "this is not the address"},
 };
 
 static void test_oauth_callback(void) {
@@ -16690,8 +16810,11 @@ static void test_oauth_callback(void) {
             CHECK_STR(str_of(got), str_of(callbacks[i].want));
         } else {
             CHECK_INT(rc, MCP_OAUTH_FAILED);
-            snprintf(got, sizeof got, "the callback %s", callbacks[i].want);
+            bool astray = str_starts(str_of(callbacks[i].want), S("this "));
+            snprintf(got, sizeof got, "%s%s", astray ? "" : "the callback ",
+                     callbacks[i].want);
             CHECK_STR(str_head(buf_str(&d.detail), strlen(got)), str_of(got));
+            if (astray) CHECK(str_ends(buf_str(&d.detail), S("with " CB)));
         }
         callback_answer_free(&a);
         diag_free(&d);
@@ -17146,29 +17269,30 @@ static const struct {
     {"a comment\n\n" PEM("EC PARAMETERS", "BggqhkjOPQMBBw==\n") "\n"
      PEM("EC PRIVATE KEY", KEY_SEC1) "\nafter", NULL},
     {PEM("CERTIFICATE", "AAAA\n") "\n" PEM("PRIVATE KEY", KEY_PKCS8), NULL},
-    {"", "the key is no private key in PEM form"},
-    {"secret", "the key is no private key in PEM form"},
-    {KEY_PKCS8, "the key is no private key in PEM form"},
-    {PEM("PUBLIC KEY", KEY_PKCS8), "the key is no private key in PEM form"},
+    {"", "oauthPrivateKey is no private key in PEM form"},
+    {"secret", "oauthPrivateKey is no private key in PEM form"},
+    {KEY_PKCS8, "oauthPrivateKey is no private key in PEM form"},
+    {PEM("PUBLIC KEY", KEY_PKCS8),
+     "oauthPrivateKey is no private key in PEM form"},
     {"-----BEGIN PRIVATE KEY-----\n" KEY_PKCS8,
-     "the key is no private key in PEM form"},
-    {PEM("PRIVATE KEY", ""), "the key cannot be read"},
+     "oauthPrivateKey is no private key in PEM form"},
+    {PEM("PRIVATE KEY", ""), "oauthPrivateKey cannot be read"},
     {PEM("PRIVATE KEY", "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49\n"),
-     "the key cannot be read"},
-    {PEM("PRIVATE KEY", "!!!!\n"), "the key cannot be read"},
+     "oauthPrivateKey cannot be read"},
+    {PEM("PRIVATE KEY", "!!!!\n"), "oauthPrivateKey cannot be read"},
     {PEM("ENCRYPTED PRIVATE KEY",
          "MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAiZOxzY0khQtwICCAAw\n"
          "DAYIKoZIhvcNAgkFADAdBglghkgBZQMEASoEEMYGc+NEGb+4JEK4s00pgucEgZB+\n"),
-     "the key cannot be read (it must not be encrypted)"},
+     "oauthPrivateKey cannot be read (it must not be encrypted)"},
     {PEM("EC PRIVATE KEY",  // P-384
          "MIGkAgEBBDC594iSC2kH++fOSGnZRgIjl/qSXFrI2BXaaKZzKnMYTzkqZVbJkmH6\n"
          "ov7mi2XTLQugBwYFK4EEACKhZANiAARdbTeFLpqqIFuV3iQzQpuCIagzEPfBMOoC\n"
          "pjPLPIddugjvB2ozGliIZ+GZutm/NHzzeiGZ2Cih7tTRpN+q9SHvjUCdoSA/YNxp\n"
          "J8SBPgK7JOKKHvHOTw66VCtOv4zc/6k=\n"),
-     "the key is not for ES256"},
+     "oauthPrivateKey is not for ES256"},
     {PEM("PRIVATE KEY",  // Ed25519
          "MC4CAQAwBQYDK2VwBCIEIJHa8EMBq34t9COMCOzmCZlMrX4i5MIIPUhdRX/3Bjpq\n"),
-     "the key cannot be read"},
+     "oauthPrivateKey cannot be read"},
 };
 
 static void key_hex(char out[65], const uint8_t *bytes) {
@@ -17846,7 +17970,7 @@ static void test_callback_unavailable(void) {
                          &w.why));
     CHECK_INT(w.why.code, MCP_CALLBACK_UNAVAILABLE);
     snprintf(second.redirect, sizeof second.redirect,
-             "port %u of this machine cannot be listened at",
+             "port %u of 127.0.0.1 is in use",
              (unsigned)w.port);
     CHECK_STR(str_head(buf_str(&w.why.detail), strlen(second.redirect)),
               str_of(second.redirect));
@@ -18479,6 +18603,8 @@ typedef struct town {
     const char *revoke_at;    // NULL: the right place
     const char *auth_methods;
     int token_status, prm_status, revoke_status;
+    int bare_status;    // to a request without a token; 0: 401
+    bool page;          // what comes then is a web page
     bool hang;          // the token endpoint does not answer
     bool no_revoke, forget_clients, silent_scope;
     int expires;
@@ -18677,8 +18803,12 @@ static void town_mcp(town *w, town_conn *c, str head) {
     // never stored.
     if (value[0] && w->safe.len && !strstr(w->safe.text, token))
         town_note(w, "used before it was stored");
-    if (!value[0] && w->bare_ok) {
-        town_say(c, 200, "", "{}");
+    if (!value[0] && (w->bare_ok || w->bare_status)) {
+        int status = w->bare_status ? w->bare_status : 200;
+        if (!w->page) town_say(c, status, "", "{}");
+        else
+            buf_fmt(&c->out, "HTTP/1.1 %d X\r\nContent-Type: text/html\r\n"
+                    "Content-Length: 3\r\n\r\n<p>", status);
         return;
     }
     if (value[0] && !town_proof(w, c, head, "/mcp", true)) return;
@@ -19613,6 +19743,7 @@ static void test_step_up_background(void) {
     w.need_scope = "b a c";
     CHECK_INT(town_visit(&w), MCP_PERMISSION_DENIED);
     town_says(&w, "lacks these scopes: b c");
+    CHECK(!strstr(buf_z(&w.d.detail), "oauthScopes"));
     CHECK_SAID(&w, "mcp 1");
     CHECK(strstr(w.safe.text, "\"wanted\":\"b c\"") != NULL);
     CHECK_INT(w.safe.writes, 2);
@@ -19824,6 +19955,7 @@ static void test_pinned(void) {
     w.at_home = 'b';
     memset(&w.n, 0, sizeof w.n);
     CHECK_INT(town_login(&w), MCP_OAUTH_ISSUER_CHANGED);
+    town_says(&w, "the server no longer names http://127.0.0.1:");
     CHECK_SAID(&w, "mcp 1 prm 1");
     town_close(&w);
     town_build(&w);
@@ -19831,7 +19963,12 @@ static void test_pinned(void) {
              "\"oauthClientId\":\"conf\",\"oauthIssuer\":\"%s/b\"", w.base);
     if (!CHECK(town_client(&w, more, true, 0))) return;
     town_attach(&w);
-    CHECK_INT(town_visit(&w), MCP_OAUTH_ISSUER_CHANGED);
+    CHECK_INT(town_visit(&w), MCP_CONFIGURATION_INVALID);
+    town_says(&w, "/b, which oauthIssuer in its entry demands");
+    w.no_prm = true;
+    CHECK_INT(town_visit(&w), MCP_CONFIGURATION_INVALID);
+    town_says(&w, "/b, which oauthIssuer in its entry demands");
+    w.no_prm = false;
     w.at_home = 'b';
     CHECK_INT(town_visit(&w), MCP_OK);
     town_close(&w);
@@ -19958,11 +20095,77 @@ static void test_login_public(void) {
     CHECK_INT(town_login(&w), MCP_OAUTH_FAILED);
     town_says(&w, "asks for no sign-in");
     CHECK_INT(w.n.reg + w.n.ask, 0);
+    w.safe.locked = true;  // no store is needed to find that out
+    CHECK_INT(town_login(&w), MCP_OAUTH_FAILED);
+    town_says(&w, "asks for no sign-in");
     town_close(&w);
     if (!town_open(&w, "", false)) return;
     w.bare_ok = true;  // but one that only lets tools/list in has metadata
     CHECK_INT(town_login(&w), MCP_OK);
     town_close(&w);
+}
+
+// What is no MCP server at all: its own answer is what a person is told.
+static void test_login_astray(void) {
+    static const struct {
+        int status;
+        bool page;
+        const char *words;
+    } cases[] = {
+        {404, true, "the server answers HTTP status 404 at this URL, and "
+                    "http://127.0.0.1:"},
+        {404, false, " has no OAuth metadata; is the URL right?"},
+        {500, false, "the server answers HTTP status 500"},
+        {400, true, "the server answers HTTP status 400"},
+        {400, false, "the server asks for no sign-in: it answers without one"},
+        {200, true, "what answers at this URL is no MCP server, and http://"},
+        {200, false, "the server asks for no sign-in: it answers without one"},
+        {401, false, "/register"}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, "", false)) return;
+        w.bare_status = cases[i].status;
+        w.page = cases[i].page;
+        w.no_prm = w.no_meta = true;
+        w.safe.locked = true;
+        if (cases[i].status == 401) {  // by its default places, then
+            CHECK_INT(town_login(&w), MCP_CREDENTIAL_STORE_UNAVAILABLE);
+        } else {
+            CHECK_INT(town_login(&w), MCP_OAUTH_FAILED);
+            town_says(&w, cases[i].words);
+        }
+        CHECK_INT(w.n.reg + w.n.ask, 0);
+        town_close(&w);
+    }
+}
+
+// The code must not go in the clear to where the host wants it.
+static void test_redirect(void) {
+    static const struct {
+        const char *uri;
+        bool ok;
+    } cases[] = {{"https://app.example.com/back", true},
+                 {"http://localhost:4711/back", true},
+                 {"http://[::1]/back", true},
+                 {"http://app.example.com/back", false},
+                 {"http://127.0.0.1.example.com/", false},
+                 {"app://back", false},
+                 {"javascript:alert(1)", false},
+                 {"", false}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, "", false)) return;
+        w.m->opt.redirect_uri = cases[i].uri;
+        CHECK_INT(town_login(&w),
+                  cases[i].ok ? MCP_OK : MCP_CONFIGURATION_INVALID);
+        if (!cases[i].ok)
+            town_says(&w, "redirect_uri is neither https nor an http address "
+                          "of this machine");
+        CHECK_INT(w.n.reg, cases[i].ok);
+        town_close(&w);
+    }
 }
 
 static void test_login_answers(void) {
@@ -19980,6 +20183,9 @@ static void test_login_answers(void) {
             if (i == ANSWER_NEVER && w.n.ask) w.skew += 1000;
         }
         CHECK_INT(rc, want[i]);
+        if (i == ANSWER_NEVER)
+            town_says(&w, "nobody finished the sign-in in the browser within "
+                          "120 s: start it again with login");
         CHECK_INT(w.safe.len != 0, rc == MCP_OK);
         CHECK(!w.m->questions && !w.m->callbacks);
         town_close(&w);
@@ -20004,6 +20210,15 @@ static void test_login_mended(void) {
         snprintf(answer, sizeof answer, "{\"callback\":\"%s\"}", back);
         CHECK_INT(mcp_answer(w.m, w.m->questions->id, "{\"callback\":1}"),
                   MCP_MISUSE);
+        CHECK(strstr(mcp_errmsg(w.m), "has no \"callback\""));
+        CHECK_INT(mcp_answer(w.m, w.m->questions->id, "{\"callback\":\" \"}"),
+                  MCP_MISUSE);
+        CHECK(strstr(mcp_errmsg(w.m), "the pasted address is empty"));
+        CHECK_INT(mcp_answer(w.m, w.m->questions->id,
+                             "{\"callback\":\"http://localhost/\"}"),
+                  MCP_MISUSE);
+        CHECK(strstr(mcp_errmsg(w.m), "it begins with http://localhost:4711/"
+                                      "back"));
         CHECK_INT(mcp_answer(w.m, w.m->questions->id, answer), MCP_OK);
         mended = true;
     }
@@ -20276,6 +20491,49 @@ static void test_unattended_enterprise(void) {
     town_close(&w);
 }
 
+// With a secret, what an issuer lists does not make us go without it.
+static void test_unattended_secret(void) {
+    static const char *const fields[] = {
+        "\"oauthGrant\":\"client_credentials\",\"oauthClientId\":\"c\","
+        "\"oauthClientSecret\":\"s123\",\"oauthTokenAuth\":\"post\"",
+        "\"oauthGrant\":\"client_credentials\",\"oauthClientId\":\"c\","
+        "\"oauthClientSecret\":\"s123\""};
+
+    for (int i = 0; i < 2; i++) {
+        town w;
+        if (!town_open(&w, fields[i], false)) return;
+        w.auth_methods = "\"none\"";
+        CHECK_INT(town_visit(&w), i ? MCP_OAUTH_FAILED : MCP_OK);
+        CHECK_INT(w.n.client, !i);
+        if (i) town_says(&w, "in no way that we have; oauthTokenAuth");
+        town_close(&w);
+    }
+}
+
+// Where no login can add scopes, the entry has to.
+static void test_unattended_scopes(void) {
+    static const struct {
+        const char *more;
+        bool login;
+    } cases[] = {
+        {"\"oauthScopes\":[\"a\"]", true},
+        {"\"oauthGrant\":\"client_credentials\",\"oauthClientId\":\"c\","
+         "\"oauthClientSecret\":\"s123\",\"oauthTokenAuth\":\"post\"", false}};
+
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        town w;
+        if (!town_open(&w, cases[i].more, false)) return;
+        w.challenge_scope = "a";
+        if (cases[i].login) CHECK_INT(town_login(&w), MCP_OK);
+        CHECK_INT(town_visit(&w), MCP_OK);
+        w.need_scope = "b c";
+        CHECK_INT(town_visit(&w), MCP_PERMISSION_DENIED);
+        town_says(&w, "the token lacks these scopes: b c; add them to "
+                      "oauthScopes in its entry");
+        town_close(&w);
+    }
+}
+
 // A failure is told once and is not repeated by another way.
 static void test_unattended_fails(void) {
     town w;
@@ -20521,10 +20779,11 @@ static void test_login_no_browser(void) {
     town_again(&w);
     while (auth_login(w.a, true, &w.d) == MCP_PENDING) town_turn(&w);
     CHECK_INT(w.d.code, MCP_OAUTH_FAILED);
-    town_says(&w, "no browser");
+    town_says(&w, "no browser could be started (tried: ");
     while (auth_login(w.a, false, &w.d) == MCP_PENDING) town_turn(&w);
     CHECK_INT(w.d.code, MCP_OAUTH_FAILED);
-    town_says(&w, "nobody");
+    town_says(&w, "nobody is there to be shown");
+    town_says(&w, "MCP_ASK_SIGN_IN is not in mcp_options.asks");
     town_close(&w);
 }
 
@@ -20541,6 +20800,7 @@ static void test_login_port(void) {
     town_attach(&w);
     while (auth_login(w.a, true, &w.d) == MCP_PENDING) town_turn(&w);
     CHECK_INT(w.d.code, MCP_CALLBACK_UNAVAILABLE);
+    town_says(&w, " of 127.0.0.1 is in use");
     CHECK_SAID(&w, "mcp 1");
     town_close(&w);
 }
@@ -20709,61 +20969,65 @@ static void test_auth_left_out(void) {
 
 static const test tests_auth[] = {
 #if USE_OAUTH
-    {"16f.sign-in", test_sign_in},
-    {"16f.public fr.85", test_sign_in_public},
-    {"16f.background", test_sign_in_background},
-    {"16f.elsewhere", test_sign_in_elsewhere},
-    {"16f.refresh-401", test_refresh_401},
-    {"16f.refresh-ahead", test_refresh_ahead},
-    {"16f.refresh-ahead-fails", test_refresh_ahead_fails},
-    {"16f.refresh-fails", test_refresh_fails},
-    {"16f.refresh-hangs", test_refresh_hangs},
-    {"16f.refused-together", test_refused_together},
-    {"16f.refused-for-ever fr.75", test_refused_for_ever},
-    {"16f.refused-after-ahead", test_refused_after_ahead},
-    {"16f.step-up", test_step_up},
-    {"16f.step-up-background", test_step_up_background},
-    {"16f.scopes", test_scopes},
-    {"16f.scopes-many", test_scopes_many},
-    {"16f.resource fr.77", test_resource},
-    {"16f.client", test_client},
-    {"16f.client-secret", test_client_secret},
-    {"16f.client-unknown", test_client_unknown},
-    {"16f.client-forgotten fr.79", test_client_forgotten},
-    {"16f.pinned", test_pinned},
-    {"16f.migration", test_migration},
-    {"16f.iss", test_iss},
-    {"16f.metadata-bad", test_metadata_bad},
-    {"16f.old-rules", test_old_rules},
-    {"16f.login-public", test_login_public},
-    {"16f.login-answers", test_login_answers},
-    {"16f.login-mended", test_login_mended},
-    {"16f.login-busy", test_login_busy},
-    {"16f.login-given-up", test_login_given_up},
-    {"16f.login-port", test_login_port},
-    {"16f.login-browser", test_login_browser},
-    {"16f.login-no-browser", test_login_no_browser},
-    {"16f.refresh-orphan", test_refresh_orphan},
-    {"16f.refresh-behind-orphan", test_refresh_behind_orphan},
-    {"16f.refresh-twice", test_refresh_twice},
-    {"16f.refresh-signed-out", test_refresh_signed_out},
-    {"16f.store-locked", test_store_locked},
-    {"16f.store-refuses", test_store_refuses},
-    {"16f.store-damaged", test_store_damaged},
-    {"16f.unattended", test_unattended},
-    {"16f.unattended-enterprise", test_unattended_enterprise},
-    {"16f.unattended-fails", test_unattended_fails},
-    {"16f.dpop", test_dpop},
-    {"16f.dpop-type", test_dpop_type},
-    {"16f.metadata-spare", test_metadata_spare},
-    {"16f.logout", test_logout},
-    {"16f.logout-damaged", test_logout_damaged},
-    {"16f.masked", test_auth_masked},
-    {"16f.errand-url", test_errand_url},
-    {"16f.refresh-processes", test_refresh_processes},
-    {"16f.torture", test_auth_torture},
+    {"auth.sign-in", test_sign_in},
+    {"auth.public fr.85", test_sign_in_public},
+    {"auth.background", test_sign_in_background},
+    {"auth.elsewhere", test_sign_in_elsewhere},
+    {"auth.refresh-401", test_refresh_401},
+    {"auth.refresh-ahead", test_refresh_ahead},
+    {"auth.refresh-ahead-fails", test_refresh_ahead_fails},
+    {"auth.refresh-fails", test_refresh_fails},
+    {"auth.refresh-hangs", test_refresh_hangs},
+    {"auth.refused-together", test_refused_together},
+    {"auth.refused-for-ever fr.75", test_refused_for_ever},
+    {"auth.refused-after-ahead", test_refused_after_ahead},
+    {"auth.step-up", test_step_up},
+    {"auth.step-up-background", test_step_up_background},
+    {"auth.scopes", test_scopes},
+    {"auth.scopes-many", test_scopes_many},
+    {"auth.resource fr.77", test_resource},
+    {"auth.client", test_client},
+    {"auth.client-secret", test_client_secret},
+    {"auth.client-unknown", test_client_unknown},
+    {"auth.client-forgotten fr.79", test_client_forgotten},
+    {"auth.pinned", test_pinned},
+    {"auth.migration", test_migration},
+    {"auth.iss", test_iss},
+    {"auth.metadata-bad", test_metadata_bad},
+    {"auth.old-rules", test_old_rules},
+    {"auth.login-public", test_login_public},
+    {"auth.login-astray", test_login_astray},
+    {"auth.redirect", test_redirect},
+    {"auth.login-answers", test_login_answers},
+    {"auth.login-mended", test_login_mended},
+    {"auth.login-busy", test_login_busy},
+    {"auth.login-given-up", test_login_given_up},
+    {"auth.login-port", test_login_port},
+    {"auth.login-browser", test_login_browser},
+    {"auth.login-no-browser", test_login_no_browser},
+    {"auth.refresh-orphan", test_refresh_orphan},
+    {"auth.refresh-behind-orphan", test_refresh_behind_orphan},
+    {"auth.refresh-twice", test_refresh_twice},
+    {"auth.refresh-signed-out", test_refresh_signed_out},
+    {"auth.store-locked", test_store_locked},
+    {"auth.store-refuses", test_store_refuses},
+    {"auth.store-damaged", test_store_damaged},
+    {"auth.unattended", test_unattended},
+    {"auth.unattended-enterprise", test_unattended_enterprise},
+    {"auth.unattended-secret", test_unattended_secret},
+    {"auth.unattended-scopes", test_unattended_scopes},
+    {"auth.unattended-fails", test_unattended_fails},
+    {"auth.dpop", test_dpop},
+    {"auth.dpop-type", test_dpop_type},
+    {"auth.metadata-spare", test_metadata_spare},
+    {"auth.logout", test_logout},
+    {"auth.logout-damaged", test_logout_damaged},
+    {"auth.masked", test_auth_masked},
+    {"auth.errand-url", test_errand_url},
+    {"auth.refresh-processes", test_refresh_processes},
+    {"auth.torture", test_auth_torture},
 #else
-    {"16f.left-out", test_auth_left_out},
+    {"auth.left-out", test_auth_left_out},
 #endif
 };
 //=============================================================================
@@ -22622,12 +22886,33 @@ static void test_http_shapes(void) {
         CHECK_INT(w.b.d.rpc_code, cases[i].rpc);
         if (!CHECK(detail_has(&w.b.d, cases[i].detail)))
             printf("%d: %s\n", (int)i, buf_z(&w.b.d.detail));
+        if (cases[i].status == 401)
+            CHECK(!detail_has(&w.b.d, "Authorization"));
         if (cases[i].code && cases[i].code != MCP_CONNECTION_FAILED)
             CHECK_INT(w.b.d.http_status, cases[i].status);
         CHECK_INT(w.b.s->state, SERVER_READY);
         CHECK_INT(web_count(&w, "POST echo"), 1);  // nothing is repeated
         web_free(&w);
     }
+}
+
+// Where the entry has a header of its own, that is what is refused.
+static void test_http_own_header(void) {
+    web w;
+
+    if (!web_init(&w, web_shape, ",\"protocol\":\"legacy\",\"headers\":{"
+                                 "\"authorization\":\"Bearer canary\"}"))
+        return;
+    w.mode = WEB_NO_SESSION;
+    CHECK_INT(trial_connect(&w.b, 20000), MCP_OK);
+    w.with = "";
+    w.status = 401;
+    buf_add(&w.b.kept, S("X: y\r\n"));
+    CHECK_INT(trial_call(&w.b, "echo", "{}"), MCP_AUTHENTICATION_REQUIRED);
+    CHECK(detail_has(&w.b.d, "HTTP status 401: the Authorization header in its "
+                             "entry is not accepted"));
+    CHECK(!detail_has(&w.b.d, "canary"));
+    web_free(&w);
 }
 
 // A call answered as a stream: notifications and questions come before the
@@ -23742,6 +24027,7 @@ static const test tests_wire[] = {
     {"fr.63", test_http_404},
     {"wire.http-session-400", test_http_session_400},
     {"wire.http-shapes", test_http_shapes},
+    {"wire.own-header", test_http_own_header},
     {"fr.53", test_http_shapes},
     {"fr.54", test_http_shapes},
     {"fr.56", test_http_shapes},
@@ -25821,14 +26107,20 @@ typedef struct quiz {
     uint64_t ids[64], calls[64];
     int n;
     const char *answer;  // at once; "" declines; NULL: later
+    bool keeps;          // the last request, in `kept`, until it is withdrawn
+    mcp_json kept;
 } quiz;
 
 static void quiz_event(void *user, const mcp_event *e) {
     quiz *q = user;
 
     trial_event(user, e);
+    if (mcp_exists(q->kept)) CHECK_INT(mcp_typeof(q->kept), MCP_OBJECT);
+    if (e->type == MCP_EV_WITHDRAWN && q->n && e->id == q->ids[q->n - 1])
+        memset(&q->kept, 0, sizeof q->kept);
     if (e->type != MCP_EV_ASK || q->n >= (int)COUNT(q->ids)) return;
     CHECK(mcp_typeof(e->request) == MCP_OBJECT);
+    if (q->keeps) q->kept = e->request;
     q->ids[q->n] = e->id;
     q->calls[q->n++] = e->call;
     if (q->answer)
@@ -26046,6 +26338,7 @@ static void test_ask_withdrawn(void) {
     request *r;
 
     if (!quiz_init(&q)) return;
+    q.keeps = true;
     fake_puts(&q.b.fake, ASK_NAME("\"a\""));
     fake_puts(&q.b.fake, ASK_NAME("0"));
     trial_pass(&q.b, 10);
@@ -26064,7 +26357,7 @@ static void test_ask_withdrawn(void) {
                          "cancelled\",\"params\":{\"requestId\":\"a\"}}");
     trial_pass(&q.b, 10);
     CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);
-    CHECK(!q.b.s->still);
+    CHECK(!q.b.s->still && !mcp_exists(q.kept));
     CHECK_INT(q.b.fake.all.len, 0);
 
     // One that was not even told yet is never heard of.
@@ -26079,7 +26372,11 @@ static void test_ask_withdrawn(void) {
     trial_pass(&q.b, 10);
     CHECK_INT(q.n, 1);
     request_free(trial_mcp(&q.b), r);
+    CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);  // before any turn
+    CHECK_STR(mcp_view(json_get(q.kept, S("message"))), S("Who?"));
     trial_pass(&q.b, 10);
+    CHECK(!mcp_exists(q.kept));
+    q.keeps = false;
     CHECK_INT(quiz_answer(&q, 0, ADA), MCP_MISUSE);
     CHECK(trial_wrote(&q.b, "notifications/cancelled"));
     CHECK(trial_wrote(&q.b, "\"id\":0,\"result\":{\"action\":\"cancel\"}}\n"));
@@ -31704,11 +32001,16 @@ typedef struct party {
     const char *also;    // a tool that is called from inside the callback
     uint64_t also_id;
     bool cancel;         // from inside the callback
+    bool keeps;          // the last request, in `kept`
+    mcp_json kept;
 } party;
 
 static void party_event(void *user, const mcp_event *e) {
     party *p = user;
 
+    // What was asked can be read until the withdrawal has been heard of.
+    if (mcp_exists(p->kept)) CHECK_INT(mcp_typeof(p->kept), MCP_OBJECT);
+    if (e->type == MCP_EV_WITHDRAWN) memset(&p->kept, 0, sizeof p->kept);
     if (e->type == MCP_EV_DONE)
         buf_fmt(&p->heard, "done %d\n", (int)e->id);
     if (e->type == MCP_EV_WITHDRAWN)
@@ -31719,6 +32021,7 @@ static void party_event(void *user, const mcp_event *e) {
     buf_fmt(&p->heard, "%d %s %d %.*s\n", (int)e->ask, e->server, (int)e->call,
             MCP_ARG(mcp_raw(e->request)));
     p->ids[p->n++] = e->id;
+    if (p->keeps) p->kept = e->request;
     if (p->also && !p->also_id)
         CHECK_INT(mcp_submit(p->m, MCP_DO_CALL, p->also, "{\"x\":1}",
                              &p->also_id), MCP_OK);
@@ -32185,6 +32488,7 @@ static void test_rounds_given_up(void) {
         uint64_t id = 0;
         party p;
         if (!party_start(&p, script + (how > 0))) return;
+        p.keeps = how != 2;
         if (how == 0) {
             p.cancel = true;
             CHECK_INT(mcp_call(p.m, "a.t", NULL, &r), MCP_CANCELLED);
@@ -32195,6 +32499,8 @@ static void test_rounds_given_up(void) {
         }
         CHECK_INT(p.n, 1);
         if (how == 1) mcp_drop(p.m, id);
+        if (how == 1) CHECK(holds(mcp_view(json_get(p.kept, S("message"))).ptr,
+                                  "Who?"));
         if (how == 2) {
             CHECK_INT(mcp_add(p.m, "a", "{\"command\":\"/nonexistent\"}"),
                       MCP_OK);
@@ -32212,6 +32518,7 @@ static void test_rounds_given_up(void) {
             CHECK_INT(mcp_answer(p.m, p.ids[0], ADA), MCP_MISUSE);
             for (int i = 0; i < 3; i++) mcp_poll(p.m, 1);
             CHECK((how == 2) == !strstr(buf_z(&p.heard), "gone 1\n"));
+            CHECK(!mcp_exists(p.kept));
         }
         CHECK_INT(p.fake.seen, 1);
         party_close(&p);  // 4: while it is open
@@ -34058,6 +34365,8 @@ static void test_command_hints(void) {
          MCP_SERVER_UNKNOWN},
         {"remove --scope global dosc", "did you mean \"docs\"?",
          MCP_SERVER_UNKNOWN},
+        {"call docs", "say which tool: docs.TOOL; /mcp tools docs lists them\n"
+         "usage: /mcp call ", MCP_MISUSE},
         {"call dosc.x", "did you mean \"docs\"?", MCP_SERVER_UNKNOWN},
         {"call dosc.x a=1", "did you mean \"docs\"?", MCP_SERVER_UNKNOWN},
         {"remove p", "say with --scope global or --scope project out of which "
@@ -34152,7 +34461,11 @@ static void test_command_add_hints(void) {
          "--oauth-dpop goes with a URL, not with a program"},
         {"--oauth-issuer https://i --oauth-key-id k s -- x",
          "--oauth-issuer goes with a URL, not with a program"},
-        {"--haeder A:b s http://h", "there is no option --haeder"},
+        {"--haeder A:b s http://h", "there is no option --haeder; did you mean "
+         "--header?"},
+        {"--oauth-scopes=CANARY s http://h", "there is no option --oauth-scopes"
+         "; did you mean --oauth-scope?"},
+        {"--zzzzzzzzzz A:b s http://h", "there is no option --zzzzzzzzzz"},
         {"'--he ader' A:b s http://h", "there is no such option"},
         {"s.t http://h", "the name of a server is 1 to 80 letters, digits, _ "
          "and -, the first a letter or digit"},
@@ -34301,6 +34614,73 @@ static void test_command_trust_broken(void) {
                       "any more all the same."));
         cmd_close(&other);
     }
+    cmd_close(&c);
+}
+
+#if USE_OAUTH
+
+// By the mark alone; of what is not signed in to by a person nothing is said.
+static void test_command_signed_in(void) {
+    static const struct {
+        const char *name, *text, *json;
+    } t[] = {{"u", "\nSigned in: no\n", "\"signed_in\":false,"},
+             {"v", "\nSigned in: unknown\n", "\"signed_in\":null,"},
+             {"o", NULL, NULL},
+             {"h", NULL, NULL}};
+    cmd_world c;
+    resolved *r = NULL;
+    vault *v;
+    hex64 id;
+    diag d;
+
+    cmd_open(&c);
+    CHECK_INT(mcp_add(c.w.m, "u", "{\"url\":\"https://u/\"}"), MCP_OK);
+    CHECK_INT(mcp_add(c.w.m, "v", "{\"url\":\"https://u/${NONE_SUCH}\"}"),
+              MCP_OK);
+    CHECK_INT(mcp_add(c.w.m, "o", "{\"url\":\"https://u\",\"oauthGrant\":"
+                      "\"client_credentials\",\"oauthClientId\":\"c\","
+                      "\"oauthClientSecret\":\"s\"}"), MCP_OK);
+    CHECK_INT(mcp_add(c.w.m, "h", "{\"url\":\"https://u\",\"headers\":"
+                      "{\"authorization\":\"x\"}}"), MCP_OK);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        char line[20];
+        str text;
+        snprintf(line, sizeof line, "get %s", t[i].name);
+        text = cmd(&c, line);
+        CHECK(cfg_has(text, t[i].text ? t[i].text : "Transport: http\n"));
+        if (!t[i].text) CHECK(str_find(text, S("Signed")) == SIZE_MAX);
+        if (t[i].json) CHECK(cfg_has(cmd_json(&c), t[i].json));
+        else CHECK(str_find(cmd_json(&c), S("signed_in")) == SIZE_MAX);
+    }
+    diag_init(&d, &c.w.m->mem, &c.w.m->secrets);
+    CHECK_INT(config_resolve(c.w.m, config_find(c.w.m->config, S("u")), &r,
+                             &d), MCP_OK);
+    v = vault_new(c.w.m, "u", r->url.text, NULL, NULL);
+    vault_mark(v, "mark");
+    CHECK(vault_marked(v, id));
+    vault_free(v);
+    resolved_free(r);
+    diag_free(&d);
+    CHECK(cfg_has(cmd(&c, "get u"), "\nSigned in: yes\n"));
+    CHECK(cfg_has(cmd_json(&c), "\"signed_in\":true,"));
+    cmd_close(&c);
+}
+
+#endif  // USE_OAUTH
+
+// Of a server that nobody signs in to there are no credentials to speak of.
+static void test_command_remove_words(void) {
+    cmd_world c;
+
+    cmd_open(&c);
+    cfg_global(&c.w, "{\"mcpServers\":{\"h\":{\"url\":\"https://h\"},"
+                     "\"p\":{\"command\":\"x\"}}}");
+    CHECK_INT(mcp_load(c.w.m, NULL), MCP_OK);
+    CHECK(str_find(cmd(&c, "remove --scope global p"), S("redentials")) ==
+          SIZE_MAX);
+    CHECK((str_find(cmd(&c, "remove --scope global h"),
+                    S("Its credentials, if any, were kept: log out before "
+                      "removing to drop them.")) != SIZE_MAX) == USE_OAUTH);
     cmd_close(&c);
 }
 
@@ -34633,6 +35013,10 @@ static const test tests_command[] = {
     {"command.edits", test_command_edits},
     {"command.trust_broken", test_command_trust_broken},
     {"command.trust", test_command_trust},
+#if USE_OAUTH
+    {"command.signed_in", test_command_signed_in},
+#endif
+    {"command.remove_words", test_command_remove_words},
     {"command.get", test_command_get},
     {"command.tools", test_command_tools},
     {"command.call", test_command_call},
@@ -37036,14 +37420,16 @@ static void test_fault_cursor(void) {
 }
 
 // It ends after the handshake: what is written next meets a closed pipe, and
-// SIGPIPE, which nobody here has changed, must not end us (fr.13).
+// SIGPIPE, which nobody here has changed, must not end us (fr.13). On a busy
+// machine its end may be seen before we are through with connecting.
 static void test_fault_leaves(void) {
     stage s;
 
     if (!stage_begin(&s, NULL)) return;
     stage_add(&s, "p", "leaves", "");
     for (int i = 0; i < 5; i++) {
-        CHECK_INT(mcp_connect(s.m, "p"), MCP_OK);
+        mcp_code rc = mcp_connect(s.m, "p");
+        CHECK(rc == MCP_OK || rc == MCP_CONNECTION_FAILED);
         if (i % 2) actor_nap(20);
         stage_fails(&s, "p.echo", MCP_CONNECTION_FAILED, 3000);
     }

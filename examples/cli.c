@@ -771,11 +771,96 @@ static void put_value(mcp_json v) {
     put_line(mcp_typeof(v) == MCP_STRING ? mcp_view(v) : mcp_raw(v));
 }
 
-// A field's name, what it is for, what may be given.
-static void put_field(mcp_json field, bool required) {
+// The i-th choice by its title, if it has one.
+static void put_choice(mcp_json field, mcp_json choice, size_t i) {
+    mcp_json names = mcp_get(field, "enumNames");
+    const char *name = mcp_string(mcp_get(choice, "title"),
+                                  mcp_string(mcp_at(names, i), ""));
+    if (*name) put_words(name);
+    else put_value(choice_value(choice));
+}
+
+// A value as the person knows it: a choice by what it was shown as.
+static void put_chosen(mcp_json field, mcp_json list, mcp_json value) {
+    mcp_json v = mcp_first(list);
+    for (size_t i = 0; mcp_exists(v); v = mcp_next(v), i++) {
+        mcp_json is = choice_value(v);
+        bool text = mcp_typeof(value) == MCP_STRING;
+        mcp_str a = text ? mcp_view(is) : mcp_raw(is);
+        mcp_str b = text ? mcp_view(value) : mcp_raw(value);
+        if (mcp_typeof(is) != mcp_typeof(value) || a.len != b.len ||
+            (a.len && memcmp(a.ptr, b.ptr, a.len) != 0))
+            continue;
+        put_choice(field, v, i);
+        return;
+    }
+    put_value(value);
+}
+
+static void put_default(mcp_json field, mcp_json list, bool several) {
+    mcp_json v = mcp_get(field, "default");
+    const char *between = "";
+
+    if (!mcp_exists(v)) return;
+    fputs("  Default: ", stderr);
+    several = several && mcp_typeof(v) == MCP_ARRAY;
+    if (several && !mcp_length(v)) fputs("none", stderr);
+    for (v = several ? mcp_first(v) : v; mcp_exists(v);) {
+        fputs(between, stderr);
+        put_chosen(field, list, v);
+        between = ", ";
+        if (!several) break;
+        v = mcp_next(v);
+    }
+    fputc('\n', stderr);
+}
+
+// "18 to 120", "2 characters or more"; nothing where there are no bounds.
+static void put_range(mcp_json low, mcp_json high, const char *unit) {
+    bool from = mcp_typeof(low) == MCP_NUMBER &&
+                (!*unit || mcp_number(low, 0) > 0);
+    bool to = mcp_typeof(high) == MCP_NUMBER;
+
+    if (!from && !to) return;
+    fputs(from ? "  " : "  at most ", stderr);
+    if (from) put_value(low);
+    if (from && to) fputs(" to ", stderr);
+    if (to) put_value(high);
+    fputs(unit, stderr);
+    fputs(from && !to ? " or more\n" : "\n", stderr);
+}
+
+// What will be taken, as far as the form says.
+static void put_bounds(mcp_json field, bool several) {
+    static const char *const formats[][2] = {
+        {"email", "an e-mail address"},
+        {"uri", "an address such as https://example.com/"},
+        {"date", "a date: YYYY-MM-DD"},
+        {"date-time", "a date and time: YYYY-MM-DDTHH:MM:SSZ"}};
+    const char *format = mcp_string(mcp_get(field, "format"), "");
+    mcp_json over = mcp_get(field, "exclusiveMinimum");
+    mcp_json under = mcp_get(field, "exclusiveMaximum");
+
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(format, formats[i][0]) == 0)
+            fprintf(stderr, "  %s\n", formats[i][1]);
+    put_range(mcp_get(field, "minLength"), mcp_get(field, "maxLength"),
+              " characters");
+    put_range(mcp_get(field, "minimum"), mcp_get(field, "maximum"), "");
+    if (mcp_typeof(over) == MCP_NUMBER)
+        fputs("  more than ", stderr), put_value(over), fputc('\n', stderr);
+    if (mcp_typeof(under) == MCP_NUMBER)
+        fputs("  less than ", stderr), put_value(under), fputc('\n', stderr);
+    if (several)
+        put_range(mcp_get(field, "minItems"), mcp_get(field, "maxItems"),
+                  " of them");
+}
+
+// A field's name, what it is for, what may be given. `kept`: what was typed in
+// the round before, or NULL.
+static void put_field(mcp_json field, bool required, const char *kept) {
     const char *title = mcp_string(mcp_get(field, "title"), mcp_key(field));
     const char *about = mcp_string(mcp_get(field, "description"), "");
-    mcp_json otherwise = mcp_get(field, "default"), names;
     bool several;
     mcp_json list = choices_of(field, &several), v = mcp_first(list);
 
@@ -783,19 +868,19 @@ static void put_field(mcp_json field, bool required) {
     if (required) fputs(" (required)", stderr);
     fputc('\n', stderr);
     put_quoted(about);
-    names = mcp_get(field, "enumNames");
     for (size_t i = 0; mcp_exists(v); v = mcp_next(v), i++) {
-        const char *name = mcp_string(mcp_get(v, "title"),
-                                      mcp_string(mcp_at(names, i), ""));
         fprintf(stderr, "  %zu) ", i + 1);
-        if (*name) put_words(name);
-        else put_value(choice_value(v));
+        put_choice(field, v, i);
         fputc('\n', stderr);
     }
+    put_bounds(field, several);
     if (several) fputs("  Several numbers may be given.\n", stderr);
-    if (!mcp_exists(otherwise)) return;
-    fputs("  Default: ", stderr);
-    put_value(otherwise);
+    if (!kept) {
+        put_default(field, list, several);
+        return;
+    }
+    fputs("  Enter keeps: ", stderr);
+    put_words(kept);
     fputc('\n', stderr);
 }
 
@@ -865,11 +950,47 @@ static bool is_required(mcp_json schema, const char *name) {
     return mcp_exists(v);
 }
 
+// What cannot be a value of the field's type at all is said at once; NULL: it
+// may be one.
+static const char *typed_wrong(mcp_json field, const char *typed) {
+    const char *type = mcp_string(mcp_get(field, "type"), "");
+    bool several, whole = strcmp(type, "integer") == 0, number;
+    mcp_result *r = NULL;
+
+    if (!*typed || mcp_exists(choices_of(field, &several))) return NULL;
+    if (strcmp(type, "boolean") == 0)
+        return strchr("yYtTnNfF", *typed) ? NULL : "Answer yes or no.";
+    if (!whole && strcmp(type, "number") != 0) return NULL;
+    number = mcp_parse(NULL, typed, strlen(typed), &r) == MCP_OK &&
+             mcp_typeof(mcp_root(r)) == MCP_NUMBER;
+    mcp_free(r);
+    if (number) return NULL;
+    return whole ? "This is not a whole number." : "This is not a number.";
+}
+
+// What is typed for a field, in *kept from now on; an empty line keeps what is
+// there. False: the person has had enough.
+static bool ask_field(cli *c, editor *e, mcp_json field, char **kept) {
+    bool flag = strcmp(mcp_string(mcp_get(field, "type"), ""), "boolean") == 0;
+    const char *line, *wrong;
+
+    for (;;) {
+        line = ask_line(c, e, flag ? "  yes or no> " : "  > ", false);
+        if (!line) return false;
+        wrong = typed_wrong(field, line);
+        if (!wrong) break;
+        fprintf(stderr, "  %s\n", wrong);
+    }
+    if (!*line) return true;
+    free(*kept);
+    return (*kept = strdup(line)) != NULL;
+}
+
 // Ask for each field; an empty line takes the default, or leaves it out. False:
 // the person has had enough.
-static bool fill_form(cli *c, editor *e, mcp_json schema, mcp_writer *w) {
+static bool fill_form(cli *c, editor *e, mcp_json schema, char **kept,
+                      mcp_writer *w) {
     mcp_json field = mcp_first(mcp_get(schema, "properties"));
-    const char *line;
 
     mcp_w_object(w);
     mcp_w_key(w, "action");
@@ -877,12 +998,10 @@ static bool fill_form(cli *c, editor *e, mcp_json schema, mcp_writer *w) {
     mcp_w_key(w, "content");
     mcp_w_object(w);
     for (int i = 0; mcp_exists(field) && i < MAX_FIELDS; i++) {
-        bool flag = strcmp(mcp_string(mcp_get(field, "type"), ""),
-                           "boolean") == 0;
-        put_field(field, is_required(schema, mcp_key(field)));
-        line = ask_line(c, e, flag ? "  yes or no> " : "  > ", false);
-        if (!line) return false;
-        if (*line) mcp_w_key(w, mcp_key(field)), write_typed(w, field, line);
+        put_field(field, is_required(schema, mcp_key(field)), kept[i]);
+        if (!ask_field(c, e, field, &kept[i])) return false;
+        if (kept[i])
+            mcp_w_key(w, mcp_key(field)), write_typed(w, field, kept[i]);
         field = mcp_next(field);
     }
     mcp_w_end(w);
@@ -894,14 +1013,15 @@ static bool fill_form(cli *c, editor *e, mcp_json schema, mcp_writer *w) {
 // given, and says which field is wrong.
 static void ask_form(cli *c, editor *e, const mcp_event *ev) {
     mcp_json schema = mcp_get(ev->request, "requestedSchema");
+    char *kept[MAX_FIELDS] = {NULL};  // what was typed, by field
     bool done = false;
 
     fputs("Enter takes the default or leaves a field out, Ctrl-D declines, "
           "Ctrl-C stops the call.\n", stderr);
     while (!done) {
         mcp_writer *w = mcp_w_new(NULL);
-        const char *answer = w && fill_form(c, e, schema, w) ? mcp_w_text(w)
-                                                             : NULL;
+        const char *answer = w && fill_form(c, e, schema, kept, w)
+                                 ? mcp_w_text(w) : NULL;
         if (answer && !ask_yes(c, e, "Send this? [y/N] ")) {
             fputs("Declined: nothing was sent.\n", stderr);
             answer = NULL;
@@ -910,10 +1030,11 @@ static void ask_form(cli *c, editor *e, const mcp_event *ev) {
         if (!done) {
             fputs("This does not fit: ", stderr);
             put_words(mcp_last_error(c->m)->detail);
-            fputs("\nOnce more.\n", stderr);
+            fputs("\nOnce more; Enter keeps what was typed.\n", stderr);
         }
         mcp_w_free(w);
     }
+    for (int i = 0; i < MAX_FIELDS; i++) free(kept[i]);
 }
 
 static void ask_elicit(cli *c, const mcp_event *ev) {
@@ -921,8 +1042,9 @@ static void ask_elicit(cli *c, const mcp_event *ev) {
     const char *mode = mcp_string(mcp_get(ev->request, "mode"), "form");
 
     if (!e) {
-        fprintf(stderr, "mcp: %s asks for input, which was declined: there is "
-                        "no terminal to ask at\n", ev->server);
+        fprintf(stderr, "mcp: %s asks for input, which was declined: %s\n",
+                ev->server, c->err_tty ? "standard input is not a terminal"
+                                       : "there is no terminal to ask at");
         mcp_answer(c->m, ev->id, NULL);
         return;
     }
@@ -1155,9 +1277,9 @@ static int shell(cli *c) {
     while (next_line(&e, terminal)) {
         const char *word = e.line + strspn(e.line, " \t");
         if (strcmp(word, "quit") == 0 || strcmp(word, "exit") == 0) break;
-        interrupted = 0;
         catch_interrupt();
         status = shell_line(c, e.line);
+        interrupted = 0;  // what it ended is over, and not the next line
     }
     for (int i = 0; i < e.count; i++) free(e.history[i]);
     return status;
@@ -1189,13 +1311,18 @@ static const char usage[] =
     "  --help, --version\n"
     "\n";
 
+// What the library knows nothing of. "call" is half its own.
+static const struct own {
+    const char *name, *usage, *about;
+} own_commands[] = {
+    {"call", "<server.tool> -",
+     "Call a tool with the JSON object on standard input."},
+    {"shell", "",
+     "Type commands, and what a model would send, one after another."},
+    {"version", "", "Print the version."},
+};
+
 static const char more[] =
-    "  mcp call <server.tool> -\n"
-    "      Call a tool with the JSON object on standard input.\n"
-    "  mcp shell\n"
-    "      Type commands, and what a model would send, one after another.\n"
-    "  mcp version\n"
-    "      Print the version.\n"
     "\n"
     "Environment: MCP_CONFIG_DIR, the directory of mcp.json; MCP_CREDENTIALS,\n"
     "where a sign-in is kept: keyring (the default), file or memory.\n"
@@ -1290,6 +1417,38 @@ static int take_options(cli *c, int *argc, const char **argv) {
     return 0;
 }
 
+static void put_own(const struct own *o) {
+    printf("  mcp %s%s%s\n      %s\n", o->name, *o->usage ? " " : "", o->usage,
+           o->about);
+}
+
+// Is this about a command of ours alone? Then it was answered.
+static bool help_own(const cli *c, const char *topic) {
+    const struct own *o = &own_commands[1];
+    mcp_writer *w;
+    const char *text;
+
+    if (strcmp(topic, "shell") != 0 && strcmp(topic, "version") != 0)
+        return false;
+    if (strcmp(topic, o->name) != 0) o++;
+    if (!c->json) return put_own(o), true;
+    w = mcp_w_new(NULL);
+    mcp_w_object(w);
+    mcp_w_key(w, "commands");
+    mcp_w_array(w);
+    mcp_w_object(w);
+    mcp_w_key(w, "name"), mcp_w_string(w, o->name);
+    mcp_w_key(w, "usage"), mcp_w_string(w, o->usage);
+    mcp_w_key(w, "about"), mcp_w_string(w, o->about);
+    mcp_w_end(w);
+    mcp_w_end(w);
+    mcp_w_end(w);
+    text = mcp_w_text(w);
+    puts(text ? text : "{}");
+    mcp_w_free(w);
+    return true;
+}
+
 // The library knows the commands; options and exit statuses are ours.
 static int help(cli *c) {
     static const char *const words[] = {"help"};
@@ -1301,6 +1460,8 @@ static int help(cli *c) {
     }
     fputs(usage, stdout);
     puts(mcp_text(r));
+    for (size_t i = 0; i < sizeof own_commands / sizeof *own_commands; i++)
+        put_own(&own_commands[i]);
     fputs(more, stdout);
     mcp_free(r);
     return 0;
@@ -1361,6 +1522,7 @@ static int run(cli *c, int argc, const char **argv) {
     if (asks_help(word) || (argc == 2 && asks_help(argv[1]))) {
         if (!asks_help(word)) argv[1] = word;  // mcp add --help
         argv[0] = "help";
+        if (argc == 2 && help_own(c, argv[1])) return 0;
         return argc == 1 ? help(c) : run_command(c, argc, argv);
     }
     if (*word == '-') return bad_usage("", "there is no such option");
@@ -1430,7 +1592,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i <= argc; i++) words[i] = argv[i];
     if ((rc = take_options(&c, &argc, words))) return rc;
     if (argc && (strcmp(words[0], "--version") == 0 ||
-                 strcmp(words[0], "version") == 0))
+                 strcmp(words[0], "version") == 0) &&
+        !(argc == 2 && asks_help(words[1])))
         return printf(c.json ? "{\"version\":\"%s\"}\n" : "mcp %s\n",
                       mcp_version()), 0;
     for (int i = 0; i < argc; i++)
