@@ -17753,14 +17753,13 @@ struct auth {
 };
 
 // The grant whose token is used, or NULL.
-static grant *auth_token(const auth *a) {
-    grant *g = a->record ? record_current(a->record) : NULL;
-    return g && g->access ? g : NULL;
-}
-
 static grant *record_token(const record *r) {
     grant *g = r ? record_current(r) : NULL;
     return g && g->access ? g : NULL;
+}
+
+static grant *auth_token(const auth *a) {
+    return record_token(a->record);
 }
 
 // May it register, ask, open a browser? The host has said so for all sign-ins,

@@ -18603,6 +18603,7 @@ typedef struct town {
     const char *revoke_at;    // NULL: the right place
     const char *auth_methods;
     int token_status, prm_status, revoke_status;
+    size_t pad;  // so long, at least, is each body, by blanks at its end
     int bare_status;    // to a request without a token; 0: 401
     bool page;          // what comes then is a web page
     bool hang;          // the token endpoint does not answer
@@ -18725,15 +18726,19 @@ PRINTF(4, 5)
 static void town_say(town_conn *c, int status, const char *more,
                      const char *fmt, ...) {
     char body[4000];
+    size_t n, size;
     va_list ap;
 
     va_start(ap, fmt);
     vsnprintf(body, sizeof body, fmt, ap);
     va_end(ap);
+    n = strlen(body);
+    size = n < c->w->pad ? c->w->pad : n;
     buf_fmt(&c->out,
             "HTTP/1.1 %d X\r\nContent-Type: application/json\r\n%s"
             "Content-Length: %zu\r\n\r\n%s",
-            status, more, strlen(body), body);
+            status, more, size, body);
+    for (; n < size; n++) buf_byte(&c->out, ' ');
 }
 
 // Does a token that somebody shows hold? "at-a-7".
@@ -19358,7 +19363,7 @@ static mcp_code town_visit(town *w) {
         how.url = &w->a->site;
         how.headers = buf_str(&headers);
         how.body = S("{}");
-        how.max_body = 1000;
+        how.max_body = 2 * LIMIT_OAUTH;
         how.deadline = NEVER;  // the clock is skewed at will
         x = rc ? NULL : http_start(w->m, &how, &w->owner);
         buf_free(&headers);
@@ -20059,6 +20064,18 @@ static void test_metadata_bad(void) {
             CHECK_INT(w.n.ask + w.n.reg + w.n.code, 0);
         }
         w.notes[0] = 0;
+        town_close(&w);
+    }
+}
+
+// Every answer on the way may be so long and no longer.
+static void test_answers_limit(void) {
+    for (size_t over = 0; over < 2; over++) {
+        town w;
+        if (!town_open(&w, "", true)) return;
+        w.pad = LIMIT_OAUTH + over;
+        CHECK((town_visit(&w) == MCP_OK) == !over);
+        if (over) CHECK_INT(w.n.ask + w.n.reg + w.n.code, 0);
         town_close(&w);
     }
 }
@@ -20996,6 +21013,7 @@ static const test tests_auth[] = {
     {"auth.migration", test_migration},
     {"auth.iss", test_iss},
     {"auth.metadata-bad", test_metadata_bad},
+    {"auth.answers-limit", test_answers_limit},
     {"auth.old-rules", test_old_rules},
     {"auth.login-public", test_login_public},
     {"auth.login-astray", test_login_astray},
